@@ -153,6 +153,44 @@ def coarse(source: torch.nn.Module, folder: Path) -> dict[str, object]:
     }
 
 
+def checked(source: torch.nn.Module, folder: Path) -> dict[str, object]:
+    """Compute the nodes of right runs again; and with the weights of a file, right and wrong."""
+
+    def opened_run(precision: str, **more: object) -> tuple[Path, ld.Run]:
+        path = folder / f"{precision}.gguf"
+        llamacpp_model.write(source, path, precision)
+        llama = llama_cpp.Llama(
+            str(path), n_ctx=128, logits_all=True, verbose=False, n_threads=1, **more
+        )
+        with ld.dump(llama, name="x", path=folder, tokens="all", weights=True) as run:
+            llama.eval(PROMPT)
+            llama.eval([7])
+        llama.close()
+        return path, run
+
+    def told(run: ld.Run, **more: object) -> dict[str, object]:
+        result = ld.opcheck(run, progress=False, output=folder, **more).result
+        errors = [out.l2 or 0.0 for each in result.calls for out in each.outputs]
+        return {
+            "checked": result.checked, "total": result.total, "worst": max(errors, default=0.0),
+            "wrong": sorted({each.key.path for each in result.wrong}),
+        }  # fmt: skip
+
+    def doubled(weights: llamacpp_model.Weights, _: llamacpp_model.Settings) -> None:
+        weights["blk.1.ffn_up.weight"] = weights["blk.1.ffn_up.weight"] * 1.5
+
+    found: dict[str, object] = {}
+    for precision in ("f32", "f16", "q8_0", "q4_K", "q5_K", "q6_K"):
+        path, run = opened_run(precision)
+        found[precision] = told(run)
+        if precision == "q8_0":
+            found["its file"] = told(run, weights=path)
+            llamacpp_model.write(source, path, precision, doubled)
+            found["another file"] = told(run, weights=path)
+    found["flash"] = told(opened_run("q8_0", flash_attn=True, type_k=8, type_v=8)[1])
+    return found
+
+
 def main(folder: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for kind in llamacpp_model.KINDS:
@@ -164,6 +202,7 @@ def main(folder: Path) -> dict[str, object]:
     found["filtered"] = filtered(path, folder)
     found["by_request"] = by_request(path, folder)
     found["coarse"] = coarse(llamacpp_model.model("llama"), folder)
+    found["nodes"] = checked(llamacpp_model.model("llama"), folder)
     return found
 
 

@@ -119,6 +119,22 @@ def test_rounding_too_coarse_for_limits_is_said(result: dict[str, Any]) -> None:
     assert any("do not know rounding so coarse" in note for note in found["notes"])
 
 
+@pytest.mark.parametrize(
+    "precision", ["f32", "f16", "q8_0", "q4_K", "q5_K", "q6_K", "flash", "its file"]
+)
+def test_each_node_of_a_right_run_is_right_at_the_sharpness_of_float32(
+    result: dict[str, Any], precision: str
+) -> None:
+    found = result["nodes"][precision]
+    assert found["wrong"] == []
+    assert found["checked"] == found["total"] > 100
+    assert found["worst"] < 1e-6
+
+
+def test_the_weights_of_another_file_are_named(result: dict[str, Any]) -> None:
+    assert result["nodes"]["another file"]["wrong"] == ["blk.1.ffn_up/Ggml.MUL_MAT"]
+
+
 def test_an_unedited_program_is_recorded_from_its_first_token(
     result: dict[str, Any], tmp_path: Path
 ) -> None:

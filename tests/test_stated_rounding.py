@@ -55,7 +55,7 @@ def test_an_epsilon_coarser_than_bfloat16_judges_nothing() -> None:
     [
         ("within_noise", 2.0**-7, "errors up to 0.08, so smaller bugs do not show"),
         ("diverged", 2.0**-7, "findings are beyond it"),
-        ("diverged", 2.0**-3, "compare a q8_0 or f16 file"),
+        ("diverged", 2.0**-3, "llmdebug opcheck on a run with weights=True"),
         ("within_noise", 2.0**-3, ""),
         ("match", 2.0**-7, ""),
     ],

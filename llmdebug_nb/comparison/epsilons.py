@@ -37,7 +37,8 @@ def says(label: str, coarse: Sequence[str], stated: float, verdict: Verdict, lim
             return ""
         return (
             f"{text}the limits do not know rounding so coarse, and findings may be nothing else;"
-            " compare a q8_0 or f16 file of the same conversion"
+            " llmdebug opcheck on a run with weights=True says whether each node computed rightly;"
+            " llmdebug doctor says whether the file is the checkpoint's"
         )
     if verdict == "diverged":
         return f"{text}the limits know that rounding, and findings are beyond it"

@@ -37,7 +37,7 @@ class Side:
         execute: Callable[[Task], Results] = execution.run,
     ) -> None:
         self.run, self.kernels, self.execute = run, kernels, execute
-        self._steps: dict[tuple[int, int], dict[tuple[str, str, int], dict[str, Scalar]]] = {}
+        self._steps: dict[tuple[int, int, str], dict[tuple[str, str, int], dict[str, Scalar]]] = {}
 
     def records(self, key: CallKey, role: str) -> list[Record]:
         """Return the records of one call in a role."""
@@ -53,15 +53,15 @@ class Side:
         except (CorruptDumpError, TensorLookupError) as error:
             raise CannotReplay(str(error), GAP) from None
 
-    def scalars(self, key: CallKey) -> dict[str, Scalar]:
-        """Return the arguments of a call that are not tensors, by slot.
+    def scalars(self, key: CallKey, role: str = "input") -> dict[str, Scalar]:
+        """Return the arguments of a call that are not tensors, by slot; or what another role has.
 
         In older dumps, which keep no phase with them, only forward calls have them.
         """
-        step = (key.generation, key.step)
+        step = key.generation, key.step, role
         if step not in self._steps:
             calls = self._steps[step] = {}
-            for row in self.run.index.scalars(generation=step[0], step=step[1], role="input"):
+            for row in self.run.index.scalars(generation=step[0], step=step[1], role=role):
                 call = row.phase or "forward", row.path, row.call
                 calls.setdefault(call, {})[row.slot] = _scalar(row)
         return self._steps[step].get((key.phase, key.path, key.call), {})

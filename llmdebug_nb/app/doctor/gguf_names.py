@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from llmdebug_nb.app.doctor import gguf_values
-from llmdebug_nb.app.doctor.gguf_file import GGUFFile, Stored, package
+from llmdebug_nb.capture.engines import gguf_values
+from llmdebug_nb.capture.engines.gguf_file import GGUFFile, Stored, package
 
 _SUFFIXES = (".weight", ".bias")
 _LAYER = re.compile(r"\.(\d+)\.")

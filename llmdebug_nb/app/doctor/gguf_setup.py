@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from llmdebug_nb.app.doctor.gguf_file import GGUFFile, read
-from llmdebug_nb.app.doctor.gguf_values import DTYPES
+from llmdebug_nb.capture.engines.gguf_file import GGUFFile, read
+from llmdebug_nb.capture.engines.gguf_values import DTYPES
 from llmdebug_nb.core.kernels.fingerprint import fingerprint
 from llmdebug_nb.core.setups import Setup, Weight
 

@@ -22,6 +22,7 @@ _OPTIONS = (
     "jobs",
     "mode",
     "algorithms",
+    "weights",
 )
 
 
@@ -64,6 +65,8 @@ def declare(parser: argparse.ArgumentParser) -> None:
     option("-alg", "--custom-algorithms", metavar="FILE.py:FUNCTION", nargs="+", default=[],
            dest="algorithms", help="report your own comparisons too: function(golden, mine) ->"
            " (number, message); the file is run")  # fmt: skip
+    option("--weights", metavar="FILE.gguf",
+           help="the file that ran, for a run of llama.cpp recorded without weights")  # fmt: skip
     option("-j", "--jobs", type=int, metavar="N", default=1, help="processes (default: 1)")
 
 

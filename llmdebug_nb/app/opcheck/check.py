@@ -17,9 +17,11 @@ from llmdebug_nb.app.opcheck.checking import How, check_all
 from llmdebug_nb.app.opcheck.choosing import Call, Choice, calls_of
 from llmdebug_nb.app.opcheck.journal import Journal
 from llmdebug_nb.app.opcheck.processes import check_in_processes
+from llmdebug_nb.app.opcheck.weights import FileWeights
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.core.bars import progress_bar
 from llmdebug_nb.core.errors import DumpWriteError, OptionError, TensorLookupError, nearest
+from llmdebug_nb.core.ggml import PREFIX
 from llmdebug_nb.core.opchecks import METRICS, MODES, REFERENCES, CallCheck, OpCheckResult
 from llmdebug_nb.core.options import runs_folder
 from llmdebug_nb.core.tabular import Tabular
@@ -114,6 +116,7 @@ def opcheck(
     jobs: int = 1,
     mode: str = "keep_origin_dtype",
     algorithms: str | Iterable[str] = (),
+    weights: str | os.PathLike[str] | None = None,
     output: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> OpCheck:
@@ -145,12 +148,15 @@ def opcheck(
             as upstream does; they are judged by its standard then. Calls with a coarser dtype stay.
         algorithms: comparisons of your own, each ``FILE.py:FUNCTION``, a function
             ``(golden, mine) -> (number, message)``. The file is run. They decide nothing.
+        weights: the GGUF file that ran, for a run of llama.cpp that was recorded without
+            ``weights=True``.
         output: folder of the csv and xlsx files (default: that of the runs).
         progress: show a progress bar.
 
     Raises:
         OptionError: an option is wrong. DumpWriteError: a file can't be written.
-        UnknownRunError, CorruptDumpError: the run can't be opened.
+        UnknownRunError, CorruptDumpError: the run, or the file of weights, can't be opened.
+        MissingPackageError: ``weights`` needs the package gguf.
     """
     run, choice = open_run(run), Choice.of(ids, names, paths)
     how = _how(run, metrics, device, rerun)
@@ -159,6 +165,7 @@ def opcheck(
     if not 1 <= jobs <= _MOST_JOBS:
         raise OptionError(f"jobs: {jobs} processes; expected 1 to {_MOST_JOBS}")
     calls, absent = _chosen(run, choice, cases)
+    how = dataclasses.replace(how, weights=_weights(run, calls, weights))
     folder = runs_folder() if output is None else Path(output)
     with Journal(folder, run, how, calls) as journal:
         left = [call for call in calls if call.record not in journal.done]
@@ -228,6 +235,22 @@ def _reference(dtype: str | None, threads: int | None) -> dict[str, Any]:
     if chosen not in REFERENCES:
         raise OptionError(f"dtype: {chosen!r} is not known; expected {', '.join(REFERENCES)}")
     return {"dtype": chosen, "threads": threads or 0}
+
+
+def _weights(run: Run, calls: list[Call], file: str | os.PathLike[str] | None) -> str:
+    """Return the path of a file of weights, "" for none.
+
+    Raises OptionError: no call needs it. CorruptDumpError, MissingPackageError: see `FileWeights`.
+    """
+    if file is None:
+        return ""
+    if not any(call.op.startswith(PREFIX) for call in calls):
+        raise OptionError(
+            f"weights: {run.label} has no nodes of llama.cpp; other runs have their own weights"
+        )
+    path = Path(file).expanduser().resolve()
+    FileWeights(path)
+    return str(path)
 
 
 def _mode(mode: str) -> str:

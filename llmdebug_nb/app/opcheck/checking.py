@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from llmdebug_nb.app.opcheck.choosing import Call
 from llmdebug_nb.app.opcheck.judging import Judge
+from llmdebug_nb.app.opcheck.weights import FileWeights
 from llmdebug_nb.core.determinism import threads
 from llmdebug_nb.core.dtypes import DTYPES, epsilon
+from llmdebug_nb.core.ggml import PREFIX
 from llmdebug_nb.core.opchecks import DTYPE, MODES, WRONG, CallCheck
 from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import EXPORTED, CallKey
@@ -16,6 +19,7 @@ from llmdebug_nb.explain import execution, worker
 from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.reference.atb_calls import SUFFIX, AtbCall
 from llmdebug_nb.explain.reference.computed import Computed, Rounded, Where
+from llmdebug_nb.explain.reference.ggml_calls import GgmlCall, RecordedWeights, Weights
 from llmdebug_nb.explain.reference.kernel_calls import KernelCall, KernelFacts
 from llmdebug_nb.explain.reference.module_calls import ModuleCall
 from llmdebug_nb.explain.reference.onnx_calls import OnnxCall, OnnxFacts
@@ -33,6 +37,7 @@ class How:
     its operators run without a process of their own. ``mode``: of `core.opchecks.MODES`.
     ``dtype``: of the reference, of `core.opchecks.REFERENCES`. ``threads``: that compute it, 0 for
     as many as there are now. ``algorithms``: the user's comparisons, each FILE.py:FUNCTION.
+    ``weights``: the GGUF file that has them; "": the run.
     """
 
     metrics: tuple[str, ...] = ("rel",)
@@ -43,15 +48,20 @@ class How:
     algorithms: tuple[str, ...] = ()
     dtype: str = "float64"
     threads: int = 0
+    weights: str = ""
 
 
 class Checker:
     """Checks the calls of one run."""
 
     def __init__(self, run: Run, how: How) -> None:
+        """Raises MissingPackageError; CorruptDumpError: the file of weights can't be read."""
         execute = execution.run if how.trusted else worker.Replays().run
         self._side = Side(run, run.kernel, execute)
         self._graph = OnnxFacts(self._side)
+        self._weights: Weights = (
+            FileWeights(Path(how.weights)) if how.weights else RecordedWeights(self._side)
+        )
         self._kernels = KernelFacts(self._side)
         self._how = how
         self._judge = Judge(how.metrics, how.algorithms, how.dtype != "float64")
@@ -86,7 +96,7 @@ class Checker:
 
     def _computed(self, call: Call) -> Computed:
         key, where = call.key, self._where
-        if not where.wide and (call.op.endswith(SUFFIX) or call.op.startswith(EXPORTED)):
+        if not where.wide and (call.op.endswith(SUFFIX) or call.op.startswith((EXPORTED, PREFIX))):
             raise CannotReplay("its formula is computed in float64 alone", DTYPE)
         if not is_operator(key.path):
             if call.op.endswith(SUFFIX):
@@ -94,6 +104,8 @@ class Checker:
             return ModuleCall(self._side, key, call.op, where)
         if call.op.startswith(EXPORTED):
             return OnnxCall(self._graph, self._side, key, call.op)
+        if call.op.startswith(PREFIX):
+            return GgmlCall(self._side, key, call.op, self._weights)
         if self._kernels.has(key):
             return KernelCall(self._kernels, self._side, key, where)
         if key.phase == "backward" and not call.op.startswith("Aten."):

@@ -16,6 +16,7 @@ import torch
 from llmdebug_nb.core.errors import CaptureError
 
 _OBJECT = 32  # bytes of `struct ggml_object`, which stands before each tensor in its pool
+_BYTES = 24  # the number of the type int8
 _WEIGHTS = 1  # of `enum ggml_backend_buffer_usage`
 # dtype to read with, and torch's dtype of the same bits, by the number of ggml's type
 _TYPES: dict[int, tuple[str, torch.dtype]] = {
@@ -43,6 +44,7 @@ class Tensor(ctypes.Structure):
     op_params: Sequence[int]
     src: Sequence[Pointer]
     view_src: Pointer
+    data: int | None
     name: bytes
 
 
@@ -69,6 +71,8 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "ggml_type_name": (ctypes.c_char_p, [ctypes.c_int]),
     "ggml_nbytes": (ctypes.c_size_t, [ctypes.c_void_p]),
     "ggml_backend_buffer_get_usage": (ctypes.c_int, [ctypes.c_void_p]),
+    "ggml_backend_buffer_is_host": (ctypes.c_bool, [ctypes.c_void_p]),
+    "ggml_backend_buffer_name": (ctypes.c_char_p, [ctypes.c_void_p]),
     "ggml_backend_tensor_get": (
         None,
         [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t],
@@ -80,8 +84,11 @@ class Reading(Protocol):
     """What is asked of ggml. `Library` asks the real one."""
 
     def op(self, tensor: Tensor) -> str: ...
+    def type_name(self, number: int) -> str: ...
     def is_weight(self, tensor: Tensor) -> bool: ...
+    def device(self, tensor: Tensor) -> str: ...
     def values(self, tensor: Tensor) -> torch.Tensor: ...
+    def rows(self, tensor: Tensor, width: int) -> np.ndarray: ...
 
 
 class Library:
@@ -119,20 +126,52 @@ class Library:
 
     def is_weight(self, tensor: Tensor) -> bool:
         """Tell whether a tensor is of the model: its buffer holds weights."""
-        buffer = tensor.view_src.contents.buffer if tensor.view_src else tensor.buffer
+        buffer = _buffer(tensor)
         return bool(buffer) and self._call("ggml_backend_buffer_get_usage", buffer) == _WEIGHTS
+
+    def device(self, tensor: Tensor) -> str:
+        """Return the name of the buffer that a tensor lies in, ``CUDA0``; "" for plain memory."""
+        buffer = _buffer(tensor)
+        if not buffer or self._call("ggml_backend_buffer_is_host", buffer):
+            return ""
+        return self._call("ggml_backend_buffer_name", buffer).decode()  # type: ignore[attr-defined, no-any-return]
 
     def values(self, tensor: Tensor) -> torch.Tensor:
         """Return a copy of the values, slowest axis first, also from a device.
 
         Raises CaptureError: a quantised type, or strides that leave the tensor.
         """
-        count = int(self._call("ggml_nbytes", ctypes.byref(tensor)))  # type: ignore[call-overload]
+        count = self._nbytes(tensor)
         layout = layout_of(tensor, count)
+        return strided(self._bytes(tensor, count), *layout)
+
+    def rows(self, tensor: Tensor, width: int) -> np.ndarray:
+        """Return the bytes of each row, uint8[ne3, ne2, ne1, width], of a type in blocks.
+
+        Raises CaptureError: strides that leave the tensor.
+        """
+        count = self._nbytes(tensor)
+        shape, strides = (*tuple(tensor.ne)[:0:-1], width), (*tuple(tensor.nb)[:0:-1], 1)
+        _check(_BYTES, shape, strides, count)
+        return strided(self._bytes(tensor, count), _BYTES, shape, strides).numpy().view(np.uint8)
+
+    def _nbytes(self, tensor: Tensor) -> int:
+        return int(self._call("ggml_nbytes", ctypes.byref(tensor)))  # type: ignore[call-overload, no-any-return]
+
+    def _bytes(self, tensor: Tensor, count: int) -> np.ndarray:
         raw = np.empty(count, np.uint8)
         place = raw.ctypes.data_as(ctypes.c_void_p)
         self._call("ggml_backend_tensor_get", ctypes.byref(tensor), place, 0, count)
-        return strided(raw, *layout)
+        return raw
+
+
+def _buffer(tensor: Tensor) -> int | None:
+    return tensor.view_src.contents.buffer if tensor.view_src else tensor.buffer
+
+
+def is_plain(kind: int) -> bool:
+    """Tell whether a type has a value for each element, and is no type in blocks."""
+    return kind in _TYPES
 
 
 def layout_of(tensor: Tensor, nbytes: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:

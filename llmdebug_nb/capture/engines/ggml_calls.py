@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from llmdebug_nb.capture.calls import Leaf, OpenCall
 from llmdebug_nb.capture.engines.ggml_axes import Shape
-from llmdebug_nb.capture.engines.ggml_graph import PREFIX, Graph, NodeKey, path_in
+from llmdebug_nb.capture.engines.ggml_graph import Graph, NodeKey, path_in
 from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.core.ggml import FACTS, PREFIX, ROLE, NodeFacts, text_of
 from llmdebug_nb.core.paths import ancestors, bounded
 from llmdebug_nb.core.records import RootCall
 
-LEVEL = "ggml"
 _LOGITS = "result_output"  # the name that llama.cpp gives to the logits
 
 
@@ -24,6 +24,16 @@ class Followed(Protocol):
     graph: Graph
     label: str
     kept: dict[str, bool]
+
+
+class Computed(NamedTuple):
+    """A node that was computed. ``parameters``: of its operation, by name."""
+
+    key: NodeKey
+    inputs: Sequence[Leaf]
+    output: torch.Tensor
+    parameters: Sequence[tuple[str, int | float]]
+    facts: NodeFacts
 
 
 class GraphCalls:
@@ -42,14 +52,12 @@ class GraphCalls:
         """Begin the call of the model."""
         self._begin("", list(inputs.items()))
 
-    def node(
-        self, module: str, key: NodeKey, inputs: Sequence[Leaf], output: torch.Tensor, wanted: bool
-    ) -> None:
+    def node(self, module: str, node: Computed, wanted: bool) -> None:
         """Record a node, after the modules that ended or began with it."""
-        self._enter(module, inputs)
+        self._enter(module, node.inputs)
         if wanted and not self._parts.options.logits:
-            self._record(module, key, inputs, output)
-        self._last = key.name, output
+            self._record(module, node)
+        self._last = node.key.name, node.output
 
     def end(self) -> None:
         """End the calls that are open, and the model's."""
@@ -96,21 +104,21 @@ class GraphCalls:
 
     # -- nodes ------------------------------------------------------------------------------------
 
-    def _record(
-        self, module: str, key: NodeKey, inputs: Sequence[Leaf], output: torch.Tensor
-    ) -> None:
+    def _record(self, module: str, node: Computed) -> None:
         recorder, observer = self._parts.recorder, self._parts.observer
-        call, outer = self._call(module, PREFIX + key.op, LEVEL), self._outer(module)
+        call, outer = self._call(module, PREFIX + node.key.op, ROLE), self._outer(module)
         call.selected, call.recorded = True, observer.names.selects(call)
         if not call.recorded:
             return
         recorder.record_call(call)
         within = (outer.path, outer.number) if outer is not None else (None, None)
-        row = [call.root_call, call.path, call.number, "forward", LEVEL, call.op, None]
+        row = [call.root_call, call.path, call.number, "forward", ROLE, call.op, None]
         recorder.record_operator([*row, *within, None, None])
-        recorder.record_texts(call, LEVEL, [("name", key.name)])
-        observer.begin_call(call, inputs)
-        observer.end_call(call, [("0", output)])
+        recorder.record_texts(call, ROLE, [("name", node.key.name)])
+        if not self._parts.options.stats_only:  # it is computed again by its values
+            recorder.record_texts(call, ROLE, [(FACTS, text_of(node.facts))])
+        observer.begin_call(call, [*node.inputs, *node.parameters])
+        observer.end_call(call, [("0", node.output)])
 
     def _call(self, module: str, op: str, level: str) -> OpenCall:
         path = path_in(self._prefix, module)

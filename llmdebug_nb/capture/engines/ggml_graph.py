@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from llmdebug_nb.core.ggml import PREFIX, owner_of
 from llmdebug_nb.core.paths import ancestors, bounded
 from llmdebug_nb.core.records import Node
 
-PREFIX = "Ggml."
 _BLOCK = "blk"  # of tensor names in a GGUF file: blk.0.attn_q.weight
 _IN_BLOCK = re.compile(rf"(?:.+\.)?{_BLOCK}\.\d+(?=\.|$)")
 _NUMBERED = re.compile(r"-(\d+)$")
@@ -156,12 +156,6 @@ class Graph:
                 yield from walk(child)
 
         yield from walk("")
-
-
-def owner_of(weight: str) -> tuple[str, str]:
-    """Return the module of a weight, and its name there: ``blk.0.attn_q`` and ``weight``."""
-    owner, _, name = weight.rpartition(".")
-    return owner, name
 
 
 def block_of(name: str) -> str:

@@ -15,9 +15,8 @@ from llmdebug_nb.capture import selection
 from llmdebug_nb.capture.compat.ggml_tensors import Tensor
 from llmdebug_nb.capture.compat.llamacpp_api import BatchRow, Context, Llama
 from llmdebug_nb.capture.engines.ggml_axes import Shape, tokens_first, tokens_of
-from llmdebug_nb.capture.engines.ggml_calls import GraphCalls
+from llmdebug_nb.capture.engines.ggml_calls import Computed, GraphCalls
 from llmdebug_nb.capture.engines.ggml_graph import (
-    PREFIX,
     Graph,
     GraphNode,
     Keys,
@@ -25,12 +24,16 @@ from llmdebug_nb.capture.engines.ggml_graph import (
     has_values,
     path_in,
 )
+from llmdebug_nb.capture.engines.ggml_parameters import parameters_of
 from llmdebug_nb.capture.engines.ggml_rounding import epsilon_of, half_precision
+from llmdebug_nb.capture.engines.ggml_sources import Sources, name_of
+from llmdebug_nb.capture.engines.ggml_weights import Weights
 from llmdebug_nb.capture.engines.texts import Texts, parts_of
 from llmdebug_nb.capture.operators.kinds import OperatorFilter
 from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.core.columns import TOKEN_ROWS
 from llmdebug_nb.core.errors import CaptureError
+from llmdebug_nb.core.ggml import PREFIX, owner_of
 from llmdebug_nb.core.paths import ancestors
 from llmdebug_nb.core.records import RootCall
 
@@ -49,16 +52,20 @@ class LlamaSteps:
         self._raised: BaseException | None = None
         self._probed: list[GraphNode] | None = []
         self._keys, self._key_of, self._views = Keys(), dict[int, NodeKey](), dict[int, int]()
+        # addresses of weights that are not recorded yet
+        self._weights: dict[str, int] = {}
         self._batch: Sequence[BatchRow] | None = None
         # of the pass that begins: its rows, and those that follow in its batch
         self._rows: Sequence[BatchRow] = ()
         self._behind: Sequence[BatchRow] = ()
         self._calls: GraphCalls | None = None
+        self._sources: Sources | None = None
         self._step, self._tokens, self._requests, self._open = -1, 0, 0, False
         known = getattr(llama, "input_ids", None)
         past = [] if known is None else [int(token) for token in known[: llama.n_tokens]]
         self._texts = Texts({0: past} if past else {})
         self._context = Context(llama, self._on_node)
+        self._reader = Weights(self._context.library, str(getattr(llama, "model_path", "")))
         try:
             self._see_graph()
         except BaseException:
@@ -189,6 +196,7 @@ class LlamaSteps:
         sources = [self._key_of.get(self._base(at)) for at in _sources(tensor)]
         shapes = {name: _shape(weight) for name, weight in weights.items()}
         dtypes = {n: self._context.library.type_name(w.type) for n, w in weights.items()}
+        self._weights.update({n: ctypes.addressof(w) for n, w in weights.items()})
         known = tuple(source for source in sources if source is not None)
         assert self._probed is not None
         self._probed.append(GraphNode(key, known, shapes, dtypes))
@@ -197,9 +205,9 @@ class LlamaSteps:
         weights = {}
         for source in tensor.src:
             if source and self._context.library.is_weight(source.contents):
-                weights[_name(source.contents)] = source.contents
+                weights[name_of(source.contents)] = source.contents
         op = self._context.library.op(tensor)
-        return self._keys.next(_name(tensor), op, list(weights)), weights
+        return self._keys.next(name_of(tensor), op, list(weights)), weights
 
     def _has_values(self, key: NodeKey, tensor: Tensor) -> bool:
         sources = [self._context.library.op(each.contents) for each in tensor.src if each]
@@ -221,7 +229,7 @@ class LlamaSteps:
     # -- passes ---------------------------------------------------------------------------------
 
     def _asked(self, tensor: Tensor, address: int) -> bool:
-        op, name = self._context.library.op(tensor), _name(tensor)
+        op, name = self._context.library.op(tensor), name_of(tensor)
         if (name, op) == self._begins[:2]:
             self._end_pass()
             self._begin_pass(tensor)
@@ -267,6 +275,29 @@ class LlamaSteps:
         if recording:
             self._calls = GraphCalls(self._parts, self, self._prefix, call)
             self._calls.begin({"kwargs.input_ids": torch.tensor(tokens)})
+            weights = self._reader if self._parts.options.weights else None
+            self._sources = Sources(
+                self._context.library, self._calls.values, self._calls.shapes, self._base, weights,
+                self._parts.guard.problems,
+            )  # fmt: skip
+            if weights is not None:
+                self._record_weights(weights)
+
+    def _record_weights(self, weights: Weights) -> None:
+        """Record the weights of each module, once."""
+        known, self._weights = self._weights, {}
+        for name, address in known.items():
+            module, slot = owner_of(name)
+            if not self.kept.get(module, False):
+                continue
+            try:
+                tensors = {slot: weights.weight(name, Tensor.from_address(address))}
+            except CaptureError as error:
+                self._parts.guard.problems[str(error)] += 1
+                continue
+            kind = self.graph.type_of(module, self.label)
+            path = path_in(self._prefix, module)
+            self._parts.observer.record_module(path, kind, {}, tensors)
 
     def _is_weight(self, tensor: Tensor) -> bool:
         return self._context.library.is_weight(tensor)
@@ -283,8 +314,8 @@ class LlamaSteps:
         )
 
     def _computed(self, tensor: Tensor, address: int) -> None:
-        calls, key = self._calls, self._key_of.get(address)
-        if calls is None or key is None:
+        calls, sources, key = self._calls, self._sources, self._key_of.get(address)
+        if calls is None or sources is None or key is None:
             return
         values = self._context.library.values(tensor)
         calls.values[address] = tokens_first(values, calls.shapes[address].tokens)
@@ -292,28 +323,22 @@ class LlamaSteps:
         module = calls.module if node is None else node.module
         if not self._is_inside(module):
             return
-        inputs = []
-        for at, source in enumerate(_sources(tensor)):
-            known = calls.values.get(self._base(source))
-            if known is not None:
-                inputs.append((str(at), known))
-        wanted = PREFIX + key.op in self._operators
-        calls.node(module, key, inputs, calls.values[address], wanted)
+        inputs, facts = sources.of(tensor, calls.shapes[address], self._prefix)
+        parameters = list(parameters_of(key.op, tensor.op_params))
+        computed = Computed(key, inputs, calls.values[address], parameters, facts)
+        calls.node(module, computed, PREFIX + key.op in self._operators)
 
     def _end_pass(self) -> None:
         if not self._open:
             return
         calls, self._calls, self._open = self._calls, None, False
+        self._sources = None
         if calls is not None:
             calls.end()
         self._parts.thread.end()
         self._parts.thread.after_recorded = False
         if calls is not None:
             self._parts.commit()
-
-
-def _name(tensor: Tensor) -> str:
-    return bytes(tensor.name).decode(errors="replace")
 
 
 def _shape(tensor: Tensor) -> list[int]:

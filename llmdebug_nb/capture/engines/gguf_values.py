@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from llmdebug_nb.app.doctor.gguf_file import Bytes, Stored, package
+from llmdebug_nb.capture.engines.gguf_file import Bytes, Stored, package
 from llmdebug_nb.core import constants
 
 _PLAIN = {

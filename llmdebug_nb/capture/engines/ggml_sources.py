@@ -1,0 +1,111 @@
+"""What the nodes of a graph read: results of earlier nodes, inputs of the graph, and the cache.
+
+A result is read when its node has computed it, as ggml may overwrite it later. A node that reads it
+through a view has it as an input all the same; the view's shape and strides are noted. Inputs of
+the graph (positions, masks) are read as they are; the cache, and what is made of it alone, only
+where the recording keeps weights, too, as each step would keep all of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import torch
+
+from llmdebug_nb.capture.calls import Leaf
+from llmdebug_nb.capture.compat.ggml_tensors import Reading, Tensor
+from llmdebug_nb.capture.engines.ggml_axes import Shape, tokens_first
+from llmdebug_nb.capture.engines.ggml_weights import Weights
+from llmdebug_nb.core.errors import CaptureError
+from llmdebug_nb.core.ggml import NodeFacts, Source, View
+
+
+class Sources:
+    """Reads what the nodes of one pass over a graph read.
+
+    ``values``, ``shapes``: of the results so far, by address. ``base(address)``: what a view is of.
+    ``weights``: also reads the cache; None: it is not wanted. ``problems``: counts what can't be
+    read.
+    """
+
+    def __init__(
+        self, library: Reading, values: Mapping[int, torch.Tensor], shapes: Mapping[int, Shape],
+        base: Callable[[int], int], weights: Weights | None, problems: Counter[str],
+    ) -> None:  # fmt: skip
+        self._library, self._values, self._shapes = library, values, shapes
+        self._base, self._weights, self._problems = base, weights, problems
+        self._inputs: dict[int, torch.Tensor] = {}  # of the graph
+
+    def of(self, node: Tensor, shape: Shape, prefix: str) -> tuple[list[Leaf], NodeFacts]:
+        """Return the inputs of a node that was just computed, and what is known of it."""
+        inputs: list[Leaf] = []
+        facts = NodeFacts(
+            list(shape.ne), [], shape.tokens, prefix, self._library.device(node)
+        )  # fmt: skip
+        for slot, pointer in enumerate(node.src):
+            if not pointer:
+                continue
+            source = pointer.contents
+            kind, ne = self._library.type_name(source.type), [int(n) for n in source.ne]
+            if self._library.is_weight(source):
+                facts.sources.append(Source(slot, kind, ne, name_of(source)))
+                continue
+            address = ctypes.addressof(source)
+            base = self._base(address)
+            view = self._view(source, address, base) if base in self._values else None
+            values = self._values[base] if view else self._read(node, source, address, base)
+            if values is not None:
+                inputs.append((str(slot), values))
+            facts.sources.append(Source(slot, kind, ne, view=view))
+        return inputs, facts
+
+    def _view(self, source: Tensor, address: int, base: int) -> View | None:
+        """Return how a source lies in an earlier result; None if it is a copy of it."""
+        shape = self._shapes[base]
+        if address == base:
+            return View(list(shape.ne), shape.tokens)
+        whole = Tensor.from_address(base)
+        storage = ctypes.addressof(source.view_src.contents) if source.view_src else address
+        under = ctypes.addressof(whole.view_src.contents) if whole.view_src else base
+        offset = (source.data or 0) - (whole.data or 0)
+        if storage not in (base, under) or offset < 0:
+            return None
+        return View(list(shape.ne), shape.tokens, [int(n) for n in source.nb], offset)
+
+    def _read(
+        self, node: Tensor, source: Tensor, address: int, base: int
+    ) -> torch.Tensor | None:
+        """Return a source that no node of this pass computed; None if it is not wanted, or gone."""
+        is_input = address == base and self._library.op(source) == "NONE"
+        if address in self._inputs:
+            return self._inputs[address]
+        if not (is_input or self._weights is not None) or _overlap(node, source):
+            return None
+        read = self._library.values if self._weights is None else self._weights.values
+        try:
+            values = tokens_first(read(source), None)
+        except CaptureError as error:
+            self._problems[str(error)] += 1
+            return None
+        if is_input:
+            self._inputs[address] = values
+        return values
+
+
+def name_of(tensor: Tensor) -> str:
+    return bytes(tensor.name).decode(errors="replace")
+
+
+def _overlap(node: Tensor, source: Tensor) -> bool:
+    """Tell whether a node may have overwritten a source: it was computed in its place."""
+    (first, ends), (begins, last) = _span(node), _span(source)
+    return first <= last and begins <= ends
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """Return the addresses of the first byte, and of one near the last element."""
+    start = tensor.data or 0
+    steps = zip(tensor.ne, tensor.nb, strict=True)
+    return start, start + sum((int(n) - 1) * int(step) for n, step in steps)
