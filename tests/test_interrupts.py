@@ -288,9 +288,9 @@ def test_an_interrupt_while_generate_looks_at_its_tokens_leaves_no_mode_off(monk
 def test_after_an_interrupt_as_a_run_of_a_session_begins_or_ends_the_next_is_recorded(
     monkeypatch, at
 ):
-    from llmdebug_nb.capture.onnx.session_runs import SessionRuns
+    from llmdebug_nb.capture.graphs.graph_runs import GraphRuns
 
-    whole, calls = getattr(SessionRuns, at), []
+    whole, calls = getattr(GraphRuns, at), []
 
     def interrupted(self, *args):
         found = whole(self, *args)
@@ -299,7 +299,7 @@ def test_after_an_interrupt_as_a_run_of_a_session_begins_or_ends_the_next_is_rec
             interrupt()
         return found
 
-    monkeypatch.setattr(SessionRuns, at, interrupted)
+    monkeypatch.setattr(GraphRuns, at, interrupted)
     activity = ACTIVITIES["session"]()
     with ld.dump(activity.session, name="runs") as run:
         with pytest.raises(KeyboardInterrupt):

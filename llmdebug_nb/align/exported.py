@@ -1,4 +1,4 @@
-"""Match an exported graph (ONNX) with the model it was exported from, if names do not help.
+"""Match an exported graph (ONNX, OpenVINO) with the model it comes from, if names do not help.
 
 An exporter may drop the names of modules, and an optimiser may fuse operators of several modules.
 The order of results remains: results of modules and operators in the model, results of nodes in
@@ -21,8 +21,8 @@ HANDED_ON = "the same tensor as one that is paired"
 _KINDS = {
     "matmul": "Linear Conv1D MatMul Gemm FusedMatMul FusedGemm MatMulInteger MatMulNBits",
     "lookup": "Embedding Gather",
-    "norm": "LayerNorm LayerNormalization",
-    "convolution": "Conv1d Conv2d Conv3d Conv FusedConv",
+    "norm": "LayerNorm LayerNormalization MVN",
+    "convolution": "Conv1d Conv2d Conv3d Conv FusedConv Convolution",
 }
 _KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names.split()}
 
@@ -98,6 +98,6 @@ def match_copies(
 
 def _features(call: RecordedCall, side: str, nameless: bool) -> CallFeatures:
     by_kind = nameless and call.operator == call.op.startswith(EXPORTED)
-    kind = _KIND_OF.get(call.op.removeprefix(EXPORTED)) if by_kind else None
+    kind = _KIND_OF.get(call.op.rpartition(".")[2]) if by_kind else None
     shape = call.output.shape if call.output is not None else ()
     return CallFeatures(kind or f"{side}'s {call.op}", shape, value=call.output)

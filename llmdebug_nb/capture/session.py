@@ -16,8 +16,8 @@ from llmdebug_nb.capture.empty_dump import EmptyDump, nothing_matches
 from llmdebug_nb.capture.engines.llamas import Llamas
 from llmdebug_nb.capture.engines.vllm_steps import VllmSteps
 from llmdebug_nb.capture.generation import GenerateListener
+from llmdebug_nb.capture.graphs.graph_runs import GraphRuns
 from llmdebug_nb.capture.intervention import Intervention
-from llmdebug_nb.capture.onnx.session_runs import SessionRuns
 from llmdebug_nb.capture.onnx.sessions import Sessions
 from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.capture.root_calls import RootCalls
@@ -339,7 +339,7 @@ def eager_session(
     session = Session(parts, source)
     try:
         sessions = [model for model in models if is_session(model)]
-        session.sessions = Sessions(SessionRuns(parts), sessions, bool(models))
+        session.sessions = Sessions(GraphRuns(parts), sessions, bool(models))
         session.llamas = Llamas(parts, llamas, bool(models))
         if models:
             session.refuse_empty_selection()

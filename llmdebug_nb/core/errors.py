@@ -30,6 +30,7 @@ from collections.abc import Iterable
 from llmdebug_nb.core.printable import printable
 
 _COMPARED = 500_000  # characters of known names that are compared with a wanted one: half a second
+_LONGEST = 300  # characters of a runtime's message
 
 # the folder of this package's own code: frames in it are never the user's
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -110,3 +111,12 @@ def nearest(wanted: str, known: Iterable[str], limit: int = 3) -> str:
     names = [name for name, read in zip(names, lengths, strict=True) if read < _COMPARED]
     close = difflib.get_close_matches(wanted, names, n=limit, cutoff=0.3) or names[:limit]
     return f"; nearest: {', '.join(close)}" if close else ""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the message of an error in one line; of a long one, the middle is left out.
+
+    The messages of runtimes begin with what happened and end with the file that is concerned.
+    """
+    line = str(error).partition("\n")[0] or type(error).__name__
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"

@@ -16,7 +16,10 @@ from llmdebug_nb.core.printable import printable
 
 WARMUP = "warmup"
 DUMMY = "dummy"  # a call that an engine makes of its own: to measure memory, or to warm up
-EXPORTED = "Onnx."  # the prefix of an exported graph's operators
+ONNX = "Onnx."  # the prefix of the operators of an ONNX graph
+OPENVINO = "OpenVINO."
+EXPORTED = ONNX, OPENVINO  # the prefixes of an exported graph's operators
+GRAPH_LEVEL = "onnx"  # of an exported graph's nodes, and the role of their facts, in every runtime
 IN_KERNEL = "kernel."  # the prefix of a fused kernel's slots: names of buffers, not of arguments
 
 

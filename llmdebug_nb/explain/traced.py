@@ -20,13 +20,12 @@ import torch
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.paths import within
-from llmdebug_nb.core.records import CallKey, Record
+from llmdebug_nb.core.records import GRAPH_LEVEL, CallKey, Record
 from llmdebug_nb.explain.arguments import is_name
 from llmdebug_nb.explain.execution import Task
 from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.runs import Scalar, Side
 
-ROLE = "onnx"  # of the scalars that describe a node
 _CALLED = re.compile(
     r"%(\w+) : .*?call_function\[target=torch\.ops\.aten\.([\w.]+)\]"
     r"\(args = (.*), kwargs = (\{.*\})\)",
@@ -75,7 +74,7 @@ class ExportedGraph:
         step = (key.generation, key.step)
         if step not in self._steps:
             facts: dict[tuple[str, int], dict[str, Scalar]] = {}
-            for row in self._side.run.index.scalars(role=ROLE):
+            for row in self._side.run.index.scalars(role=GRAPH_LEVEL):
                 facts.setdefault((row.path, row.call), {})[row.slot] = (row.type, row.value)
             self._steps[step] = [
                 GraphNode(
@@ -97,7 +96,8 @@ class ExportedGraph:
 
     def initializer(self, module: str, weight: str) -> str | None:
         """Return the name of the initializer that holds a weight."""
-        rows = self._side.run.index.scalars(role=ROLE, path=module, slot=f"initializer.{weight}")
+        slot = f"initializer.{weight}"
+        rows = self._side.run.index.scalars(role=GRAPH_LEVEL, path=module, slot=slot)
         return rows[0].value if rows else None
 
     def output(self, node: GraphNode) -> Record | None:

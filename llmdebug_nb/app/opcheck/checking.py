@@ -14,7 +14,7 @@ from llmdebug_nb.core.dtypes import DTYPES, epsilon
 from llmdebug_nb.core.ggml import PREFIX
 from llmdebug_nb.core.opchecks import DTYPE, MODES, WRONG, CallCheck
 from llmdebug_nb.core.paths import is_operator
-from llmdebug_nb.core.records import EXPORTED, CallKey
+from llmdebug_nb.core.records import EXPORTED, ONNX, CallKey
 from llmdebug_nb.explain import execution, worker
 from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.reference.atb_calls import SUFFIX, AtbCall
@@ -102,7 +102,7 @@ class Checker:
             if call.op.endswith(SUFFIX):
                 return AtbCall(self._side, key, call.op, call.parameters)
             return ModuleCall(self._side, key, call.op, where)
-        if call.op.startswith(EXPORTED):
+        if call.op.startswith(ONNX):
             return OnnxCall(self._graph, self._side, key, call.op)
         if call.op.startswith(PREFIX):
             return GgmlCall(self._side, key, call.op, self._weights)

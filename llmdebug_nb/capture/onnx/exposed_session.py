@@ -17,17 +17,16 @@ import torch
 
 from llmdebug_nb.capture.compat import onnxruntime_api
 from llmdebug_nb.capture.compat.onnxruntime_api import SessionMaker, tensor_of
+from llmdebug_nb.capture.graphs.graph import GraphNode, Scalar, Weight
 from llmdebug_nb.capture.onnx import graph_reader
-from llmdebug_nb.capture.onnx.graph import Weight
 from llmdebug_nb.core.dtypes import DTYPES
-from llmdebug_nb.core.errors import CaptureError
+from llmdebug_nb.core.errors import CaptureError, first_line
 
 if TYPE_CHECKING:
     import onnx
     from onnxruntime import InferenceSession, RunOptions
 
 _UNSEEN = "its nodes can't be seen"
-_LONGEST = 300  # characters of an error's message
 
 
 class ExposedSession:
@@ -35,8 +34,8 @@ class ExposedSession:
 
     ``graph``: the graph that it runs. ``same``: its results can replace those of the other session.
     ``kinds``: onnxruntime's type of each tensor. ``hidden``: values that are not tensors.
-    ``plain``: all values are tensors of types that NumPy has. ``providers``: node -> execution
-    provider. ``problem``: why it runs the graph before optimisation, or None.
+    ``plain``: all values are tensors of types that NumPy has. ``problem``: why it runs the graph
+    before optimisation, or None.
     """
 
     def __init__(self, session: InferenceSession, times: bool = False) -> None:
@@ -140,7 +139,7 @@ class ExposedSession:
         self.hidden = [name for name in kinds if name not in self.kinds]
         self.plain = not self.hidden and all(map(onnxruntime_api.is_plain, self.kinds.values()))
         self.same = self.same and self.plain and not self.graph.random
-        self.providers = onnxruntime_api.providers_of(self._session)
+        self._providers = onnxruntime_api.providers_of(self._session)
 
     def run(
         self, names: Sequence[str], feed: Mapping[str, object], options: RunOptions | None = None
@@ -156,6 +155,15 @@ class ExposedSession:
     def end_profile(self) -> str | None:
         """End the profile and return its file, which `close` deletes; None if there is none."""
         return None if self._times is None else str(self._session.end_profiling())
+
+    def gives(self, name: str) -> bool:
+        """Tell whether it returns a value."""
+        return name in self.kinds
+
+    def facts(self, node: GraphNode) -> list[Scalar]:
+        """Return the execution provider of a node, if it is known."""
+        provider = self._providers.get(node.name)
+        return [("provider", provider)] if provider else []
 
     # -- constants ------------------------------------------------------------------------------
 
@@ -186,12 +194,3 @@ class ExposedSession:
         """Return the shape of a weight in its module."""
         shape = list(self._constants[weight.name][0].dims)
         return shape[::-1] if weight.transposed else shape
-
-
-def first_line(error: BaseException) -> str:
-    """Return the message of an error in one line; of a long one, the middle is left out.
-
-    onnxruntime's messages begin with what happened and end with the file that is concerned.
-    """
-    line = str(error).partition("\n")[0] or type(error).__name__
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from llmdebug_nb.capture.onnx.graph import OnnxNode
-from llmdebug_nb.capture.onnx.run_recorder import FollowedSession
+from llmdebug_nb.capture.graphs.followed_graph import FollowedGraph
+from llmdebug_nb.capture.graphs.graph import GraphNode
+from llmdebug_nb.capture.onnx.exposed_session import ExposedSession
 from llmdebug_nb.capture.timing import ort_profile
 from llmdebug_nb.capture.timing.profiler import Sink
 from llmdebug_nb.core.errors import CorruptDumpError
@@ -18,11 +19,12 @@ _NO_HOST_TIMES = (
 )
 
 
-def write(followed: FollowedSession, options: DumpOptions, sink: Sink, notes: list[str]) -> None:
+def write(followed: FollowedGraph, options: DumpOptions, sink: Sink, notes: list[str]) -> None:
     """Write the times of a session's nodes, if requested. A profile that can't be read is noted."""
     if "host" in options.profile and _NO_HOST_TIMES not in notes:
         notes.append(_NO_HOST_TIMES)
-    file = followed.exposed.end_profile() if followed.exposed is not None else None
+    exposed = followed.exposed
+    file = exposed.end_profile() if isinstance(exposed, ExposedSession) else None
     if file is None:
         return
     try:
@@ -40,12 +42,12 @@ def write(followed: FollowedSession, options: DumpOptions, sink: Sink, notes: li
     sink.table("launches", rows)
 
 
-def _calls(followed: FollowedSession) -> dict[str, tuple[str, int]]:
+def _calls(followed: FollowedGraph) -> dict[str, tuple[str, int]]:
     """Return name of a node -> path and number of its recorded call."""
     counts: Counter[str] = Counter()
     calls = {}
     for node in followed.plan:
-        if isinstance(node, OnnxNode):
+        if isinstance(node, GraphNode):
             path = bounded(f"{followed.path(node.module)}/{node.op}")
             calls[node.name] = (path, counts[path])
             counts[path] += 1

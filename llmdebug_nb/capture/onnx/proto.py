@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, SupportsFloat
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from llmdebug_nb.core.paths import ancestors, within
+from llmdebug_nb.capture.graphs.graph import Scalar, shortest
 
 if TYPE_CHECKING:
     import onnx
 
 _METADATA = "pkg.torch.onnx."
 _FEW = 8  # elements of a constant that is recorded as text, such as a shape or axes
-Scalar = tuple[str, object]  # slot, value
 
 
 def exporter_metadata(node: onnx.NodeProto) -> dict[str, str]:
@@ -38,19 +37,15 @@ def names_in(text: str | None) -> list[str]:
 def inputs_of(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the input values of a node, including those of its branches and loops."""
     yield from (value for value in node.input if value)
+    yield from inner_inputs(node)
+
+
+def inner_inputs(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the input values of the nodes in a node's branches and loops."""
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):
             for inner in graph.node:
                 yield from inputs_of(inner)
-
-
-def common_module(paths: Iterable[str]) -> str | None:
-    """Return the innermost module that holds all paths; None for no paths."""
-    modules = list(paths)
-    if not modules:
-        return None
-    above = (modules[0], *ancestors(modules[0]), "")
-    return next(path for path in above if all(within(module, path) for module in modules))
 
 
 def small_constant(tensor: onnx.TensorProto) -> object:
@@ -69,14 +64,6 @@ def small_constant(tensor: onnx.TensorProto) -> object:
     is_float = array.dtype.kind == "f"
     numbers = [shortest(number) if is_float else number.item() for number in array.ravel()]
     return numbers[0] if array.size == 1 else str(numbers)
-
-
-def shortest(number: SupportsFloat) -> float:
-    """Return a float32 in its shortest form: 1e-05, not 9.999999747378752e-06."""
-    import numpy
-
-    value = float(number)
-    return float(str(numpy.float32(value))) if math.isfinite(value) else value
 
 
 def attributes(node: onnx.NodeProto) -> Iterator[Scalar]:

@@ -7,29 +7,24 @@ results from then on.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
-from llmdebug_nb.capture import selection
 from llmdebug_nb.capture.compat import onnxruntime_api
 from llmdebug_nb.capture.compat.onnxruntime_api import Feed, tensor_of
+from llmdebug_nb.capture.graphs.followed_graph import FollowedGraph
+from llmdebug_nb.capture.graphs.followed_graphs import FollowedGraphs
+from llmdebug_nb.capture.graphs.graph_runs import GraphRuns
 from llmdebug_nb.capture.onnx import node_times
 from llmdebug_nb.capture.onnx.exposed_session import ExposedSession
-from llmdebug_nb.capture.onnx.graph import ModuleBegins, OnnxGraph, OnnxModule, OnnxNode
-from llmdebug_nb.capture.onnx.run_recorder import FollowedSession, RunRecorder
-from llmdebug_nb.capture.onnx.session_runs import SessionRuns
-from llmdebug_nb.capture.operators.kinds import OperatorFilter
 from llmdebug_nb.core.errors import CaptureError
-from llmdebug_nb.core.paths import ancestors
 from llmdebug_nb.core.records import RootCall
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, RunOptions
 
 _CHECKED = 2  # input shapes with which both sessions run, to compare their results
-_CACHE_NAMES = ("past", "cache")
 _FALLBACK = "InferenceSession"
 _UNKNOWN_INPUTS = (
     "a run with inputs that were bound before the recording began, or by address, is not recorded"
@@ -40,25 +35,20 @@ _OTHER_BITS = (
 )
 
 
-class Sessions:
+class Sessions(FollowedGraphs):
     """The sessions that one recording follows: the given ones, or any that runs."""
 
-    def __init__(self, host: SessionRuns, sessions: Sequence[InferenceSession], only: bool) -> None:
+    kind = "a session"
+
+    def __init__(self, host: GraphRuns, sessions: Sequence[InferenceSession], only: bool) -> None:
         """``only``: no other sessions are recorded.
 
         Raises:
             CaptureError: the model of a session is gone.
         """
-        self._host, self._options = host, host.options
-        self._only = only
-        self._followed: dict[int, FollowedSession] = {}
-        self._operators = OperatorFilter(host.options.apis)
-        self._busy = False
+        super().__init__(host, only)
         for session in sessions:
-            self._follow(session)
-
-    def __len__(self) -> int:
-        return len(self._followed)
+            self._followed[id(session)] = self._follow(session)
 
     def start(self) -> None:
         """Listen to the runs of sessions."""
@@ -74,24 +64,7 @@ class Sessions:
                 )
                 followed.exposed.close()
 
-    @property
-    def labels(self) -> list[str]:
-        return [followed.label for followed in self._followed.values()]
-
-    @property
-    def keeps_any(self) -> bool:
-        """The filters ask for a module."""
-        return any(kept for followed in self._followed.values() for kept in followed.kept.values())
-
-    @property
-    def operators(self) -> list[str]:
-        """The names of the operators in all graphs."""
-        exposed = [one.exposed for one in self._followed.values() if one.exposed is not None]
-        return sorted({node.op for one in exposed for node in one.graph.nodes})
-
-    # -- which sessions -------------------------------------------------------------------------
-
-    def _follow(self, session: InferenceSession, may_fail: bool = True) -> FollowedSession:
+    def _follow(self, session: InferenceSession, may_fail: bool = True) -> FollowedGraph:
         exposed = None
         try:
             exposed = ExposedSession(session, "kernel" in self._options.profile)
@@ -102,71 +75,19 @@ class Sessions:
                 onnxruntime_api.model_of(session)  # raises at once if the model is gone
             problem = f"only the inputs and outputs of a session are recorded: {error}"
             self._host.problems[problem] += 1
-        label = (exposed.graph.modules[""].type if exposed is not None else "") or _FALLBACK
-        followed = FollowedSession(session, exposed, label, self._host.next_prefix(label))
-        self._followed[id(session)] = followed
-        self._host.add_session(session, followed.topology())
+        fed = {one.name for one in session.get_inputs()}
+        followed = FollowedGraph(self._host, session, fed, exposed, _FALLBACK)
         if exposed is not None:
             self._note_limits(exposed)
-        self.select(followed)
         return followed
 
     def _note_limits(self, exposed: ExposedSession) -> None:
-        notes, graph = self._host.notes, exposed.graph
-        if graph.nested:
-            notes.append(
-                f"of {graph.nested} If, Loop or Scan nodes only the outputs are recorded, "
-                "not what runs inside"
-            )
-        if graph.random:
-            notes.append(
-                "the graph draws random numbers: the recording has drawn its own, "
-                "beside the program's run"
-            )
+        self._host.note_limits(exposed.graph, "If, Loop or Scan")
         if exposed.hidden:
             hidden = len(exposed.hidden)
-            notes.append(f"{hidden} values that are not tensors (sequences, maps) are not recorded")
-
-    def select_all(self) -> None:
-        """Apply the filters anew."""
-        for followed in self._followed.values():
-            self.select(followed)
-
-    def select(self, followed: FollowedSession) -> None:
-        """Apply the filters to a session: which modules are recorded, which values are needed."""
-        exposed = followed.exposed
-        graph = exposed.graph if exposed is not None else None
-        modules = graph.modules if graph is not None else {"": OnnxModule("")}
-        followed.kept = {}
-        for path, module in modules.items():
-            name = followed.path(path)
-            wanted = selection.selects(self._options, (name, path), module.type)
-            followed.kept[path] = wanted and self._host.selects_module(name)
-        followed.needed = []
-        if exposed is not None:
-            needed = self._needed(followed, exposed.graph)
-            outputs = exposed.graph.outputs
-            followed.needed = [name for name in needed if name in exposed.kinds or name in outputs]
-
-    def _needed(self, followed: FollowedSession, graph: OnnxGraph) -> list[str]:
-        """Return the outputs of the graph and the values that are recorded."""
-        names = dict.fromkeys(graph.outputs)
-        for step in followed.plan:
-            if isinstance(step, OnnxNode) and self._is_wanted(followed, step):
-                names |= dict.fromkeys([*step.inputs, *step.outputs])
-            elif isinstance(step, ModuleBegins) and followed.kept[step.module.path]:
-                module = step.module
-                names |= dict.fromkeys([*module.inputs, *module.results, *module.more])
-        return list(names)
-
-    def _is_wanted(self, followed: FollowedSession, node: OnnxNode) -> bool:
-        inside = any(followed.kept.get(path) for path in (node.module, *ancestors(node.module)))
-        return inside and node.op in self._operators and self._begins(node.op)
-
-    def _begins(self, op: str) -> bool:
-        """Tell whether an operator's name begins as requested, if operators are so filtered."""
-        is_filtered = self._options.opname and self._options.operators
-        return not is_filtered or selection.starts_with_any(op, self._options.opname)
+            self._host.notes.append(
+                f"{hidden} values that are not tensors (sequences, maps) are not recorded"
+            )
 
     # -- runs -----------------------------------------------------------------------------------
 
@@ -175,7 +96,7 @@ class Sessions:
         options: RunOptions | None, own: Callable[[], list[object]],
     ) -> list[object]:  # fmt: skip
         """Run our session in place of the program's, if the step is recorded, and record it."""
-        begun = self._host.guarded(self._begin, session, feed)
+        begun = self._host.guarded(self._begin_run, session, feed)
         if begun is None:
             return own()
         followed, root, on = begun
@@ -184,7 +105,7 @@ class Sessions:
             if not on:
                 return own()
             wanted = list(names or [one.name for one in session.get_outputs()])
-            exposed = followed.exposed
+            exposed = self._exposed(followed)
             if exposed is None or not exposed.same:
                 return self._run_beside(followed, root, wanted, feed, own)
             return self._run_instead(followed, exposed, root, wanted, feed, options, own)
@@ -192,18 +113,18 @@ class Sessions:
             self._end(on)
 
     def _run_beside(
-        self, followed: FollowedSession, root: RootCall, wanted: list[str], feed: Feed,
+        self, followed: FollowedGraph, root: RootCall, wanted: list[str], feed: Feed,
         own: Callable[[], list[object]],
     ) -> list[object]:  # fmt: skip
         """Run both sessions; the program gets its own results."""
         values = self._values(followed, feed)
         results = own()
         seen = values or dict(zip(wanted, results, strict=False))
-        self._host.guarded(self._record, followed, root, feed, seen)
+        self._host.guarded(self._record_run, followed, root, feed, seen)
         return results
 
     def _run_instead(
-        self, followed: FollowedSession, exposed: ExposedSession, root: RootCall, wanted: list[str],
+        self, followed: FollowedGraph, exposed: ExposedSession, root: RootCall, wanted: list[str],
         feed: Feed, options: RunOptions | None, own: Callable[[], list[object]],
     ) -> list[object]:  # fmt: skip
         """Run our session; the program gets its results, except in the first runs."""
@@ -219,7 +140,7 @@ class Sessions:
             if not all(_same(a, b) for a, b in zip(ours, results, strict=True)):
                 exposed.same = False
                 self._host.notes.append(_OTHER_BITS)
-        self._host.guarded(self._record, followed, root, feed, values)
+        self._host.guarded(self._record_run, followed, root, feed, values)
         return results
 
     def ran_unseen(
@@ -233,50 +154,27 @@ class Sessions:
             if self._host.active and (id(session) in self._followed or not self._only):
                 self._host.problems[_UNKNOWN_INPUTS] += 1
             return own()
-        begun = self._host.guarded(self._begin, session, feed)
+        begun = self._host.guarded(self._begin_run, session, feed)
         if begun is not None:
             followed, root, on = begun
             try:
                 self._busy = True
                 values = self._values(followed, feed) if on else None
                 if values is not None:
-                    self._host.guarded(self._record, followed, root, feed, values)
+                    self._host.guarded(self._record_run, followed, root, feed, values)
             finally:
                 self._end(on)
         return own()
 
-    def _begin(
-        self, session: InferenceSession, feed: Feed
-    ) -> tuple[FollowedSession, RootCall, bool] | None:
-        """Begin a root call, and tell whether it is recorded; None if the run is not followed."""
-        if self._busy or not self._host.active:
-            return None
-        followed = self._followed.get(id(session))
-        if followed is None and self._only:
-            return None
-        if not self._host.thread.outermost():
-            self._host.problems["a session that runs inside of a module is not recorded"] += 1
-            return None
-        if followed is None:
-            self._busy = True
-            try:
-                followed = self._follow(session, may_fail=False)
-            finally:
-                self._busy = False
-        if self._host.selection_changed():
-            self.select_all()
-        root, on = self._host.begin_run(session, followed.path(""), _inputs(feed))
-        return followed, root, on
-
-    def _end(self, on: bool) -> None:
-        self._busy = False
-        self._host.guarded(self._host.end_run, on)
+    def _exposed(self, followed: FollowedGraph) -> ExposedSession | None:
+        """Return our session."""
+        return followed.exposed if isinstance(followed.exposed, ExposedSession) else None
 
     def _values(
-        self, followed: FollowedSession, feed: Feed, options: RunOptions | None = None
+        self, followed: FollowedGraph, feed: Feed, options: RunOptions | None = None
     ) -> dict[str, object] | None:
         """Run our session and return the needed values; None if there is none or it fails."""
-        exposed = followed.exposed
+        exposed = self._exposed(followed)
         if exposed is None:
             return None
 
@@ -286,31 +184,21 @@ class Sessions:
 
         return self._host.guarded(run)
 
-    def _record(
-        self, followed: FollowedSession, root: RootCall, feed: Feed, seen: Mapping[str, object]
+    def _begin_run(
+        self, session: InferenceSession, feed: Feed
+    ) -> tuple[FollowedGraph, RootCall, bool] | None:
+        """Begin a root call; see `_begin`."""
+        follow = functools.partial(self._follow, session, may_fail=False)
+        return self._begin(id(session), follow, _tensors(feed))
+
+    def _record_run(
+        self, followed: FollowedGraph, root: RootCall, feed: Feed, seen: Mapping[str, object]
     ) -> None:
-        """Record a run as if its modules and operators had been called."""
-        values = {name: tensor_of(value) for name, value in (*feed.items(), *seen.items())}
-        recorder = RunRecorder(self._host, followed, root, values)
-        if self._options.logits:
-            recorder.record_logits()
-        else:
-            recorder.record(lambda node: self._is_wanted(followed, node))
+        self._record(followed, root, {**_tensors(feed), **_tensors(seen)})
 
 
-def _inputs(feed: Feed) -> dict[str, object]:
-    """Return the input tensors by name, with the key-value cache under a model's usual names."""
-    values = {name: tensor_of(value) for name, value in feed.items()}
-    tensors = {name: one for name, one in values.items() if isinstance(one, torch.Tensor)}
-    cached = [
-        tensor.numel()
-        for name, tensor in tensors.items()
-        if any(word in name for word in _CACHE_NAMES)
-    ]
-    inputs: dict[str, object] = dict(tensors)
-    if cached:
-        inputs |= {"use_cache": True, "past_key_values": True if any(cached) else None}
-    return inputs
+def _tensors(values: Mapping[str, object]) -> dict[str, object]:
+    return {name: tensor_of(value) for name, value in values.items()}
 
 
 def _same(a: object, b: object) -> bool:

@@ -13,13 +13,12 @@ import torch
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.opchecks import FAILS, GAP, UNKNOWN
-from llmdebug_nb.core.records import EXPORTED, CallKey
+from llmdebug_nb.core.records import GRAPH_LEVEL, ONNX, CallKey
 from llmdebug_nb.explain import arguments
 from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.reference.computed import Change, Tensors, changed, longest
 from llmdebug_nb.explain.reference.operator_calls import kept
 from llmdebug_nb.explain.runs import Scalar, Side
-from llmdebug_nb.explain.traced import ROLE
 
 if TYPE_CHECKING:
     import onnx
@@ -58,7 +57,7 @@ class OnnxCall:
     rounds_to: torch.dtype | None = None
 
     def __init__(self, graph: OnnxFacts, side: Side, key: CallKey, op: str) -> None:
-        self._side, self._name = side, op.removeprefix(EXPORTED)
+        self._side, self._name = side, op.removeprefix(ONNX)
         facts = graph.of(key)
         domain = facts.get("domain", ("str", ""))[1]
         if domain:
@@ -202,7 +201,7 @@ class OnnxFacts:
     @cached_property
     def _nodes(self) -> dict[tuple[str, int], Facts]:
         facts: dict[tuple[str, int], Facts] = {}
-        for row in self._side.run.index.scalars(role=ROLE):
+        for row in self._side.run.index.scalars(role=GRAPH_LEVEL):
             facts.setdefault((row.path, row.call), {})[row.slot] = (row.type, row.value)
         return facts
 

@@ -1,70 +1,20 @@
-"""Records one run of an ONNX graph as if its modules and operators had been called."""
+"""Records one run of an exported graph as if its modules and operators had been called."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from llmdebug_nb.capture.calls import OpenCall
-from llmdebug_nb.capture.onnx.exposed_session import ExposedSession, first_line
-from llmdebug_nb.capture.onnx.graph import ModuleBegins, ModuleEnds, OnnxModule, OnnxNode
-from llmdebug_nb.capture.onnx.session_runs import SessionRuns
+from llmdebug_nb.capture.graphs.followed_graph import FollowedGraph
+from llmdebug_nb.capture.graphs.graph import GraphModule, GraphNode, ModuleBegins, ModuleEnds
+from llmdebug_nb.capture.graphs.graph_runs import GraphRuns
+from llmdebug_nb.core.errors import first_line
 from llmdebug_nb.core.paths import ancestors, bounded
-from llmdebug_nb.core.records import Node, RootCall
+from llmdebug_nb.core.records import GRAPH_LEVEL, RootCall
 
-if TYPE_CHECKING:
-    from onnxruntime import InferenceSession
-
-LEVEL = "onnx"
 _UNREADABLE = (ValueError, OSError, TypeError)  # of constants whose external data is missing
-
-
-class FollowedSession:
-    """A session of the program that is recorded.
-
-    ``exposed``: our session with all values as outputs. ``label``: the name of its root.
-    ``prefix``: that of its paths, "" for the first root. ``kept``: module -> whether the filters
-    ask for it. ``needed``: values that are computed for the recording. ``described``: calls whose
-    node is already described in the dump. ``checked``: input shapes with which the results of both
-    sessions were compared. ``ran``: root calls in which our session ran.
-    """
-
-    def __init__(
-        self, session: InferenceSession, exposed: ExposedSession | None, label: str, prefix: str
-    ) -> None:
-        self.session, self.exposed, self.label, self.prefix = session, exposed, label, prefix
-        self.plan = exposed.graph.plan() if exposed is not None else []
-        self.kept: dict[str, bool] = {}
-        self.needed: list[str] = []
-        self.has_weights = False
-        self.described: set[tuple[str, int]] = set()
-        self.checked: set[tuple[object, ...]] = set()
-        self.ran: list[int] = []
-
-    def path(self, module: str) -> str:
-        """Return the path of one of its modules in the dump."""
-        return bounded((self.prefix + module).rstrip("."))
-
-    def topology(self) -> list[Node]:
-        """Return its modules as rows of the topology."""
-        if self.exposed is None:
-            return [Node(self.path(""), self.label, self.label, -1, root=self.label)]
-        modules = self.exposed.graph.modules
-        index = {path: place for place, path in enumerate(modules)}
-        root = self.prefix.rstrip(".") or self.label
-        rows = []
-        for path, module in modules.items():
-            kind = module.type or ("Module" if module.called else "ModuleList")
-            above = next((one for one in ancestors(path) if one in index), None)
-            parent = index[above] if above is not None else -1
-            name = path[len(above or "") :].lstrip(".")
-            if not path:
-                name, kind = self.label, module.type or self.label
-            shapes = {slot: self.exposed.shape(one) for slot, one in module.weights.items()}
-            rows.append(Node(self.path(path), name, kind, parent, shapes, root=root))
-        return rows
 
 
 class RunRecorder:
@@ -72,8 +22,8 @@ class RunRecorder:
 
     def __init__(
         self,
-        host: SessionRuns,
-        followed: FollowedSession,
+        host: GraphRuns,
+        followed: FollowedGraph,
         root: RootCall,
         values: dict[str, object],
     ) -> None:
@@ -82,17 +32,17 @@ class RunRecorder:
         self._modules = host.options.records_modules
         self._open: dict[str, OpenCall] = {}
 
-    def record(self, is_wanted: Callable[[OnnxNode], bool]) -> None:
+    def record(self) -> None:
         """Record all modules and the wanted nodes in order of execution."""
         graph = self._exposed.graph if self._exposed is not None else None
-        root = graph.modules[""] if graph is not None else OnnxModule("")
+        root = graph.modules[""] if graph is not None else GraphModule("")
         self._record_weights()
-        fed = {one.name for one in self._followed.session.get_inputs()}
+        fed = self._followed.fed
         inputs = self._named(graph.inputs if graph is not None else self.values)
         self._begin(root, {f"kwargs.{name}": inputs[name] for name in inputs if name in fed})
         for step in self._followed.plan:
-            if isinstance(step, OnnxNode):
-                self._record_node(step, is_wanted(step))
+            if isinstance(step, GraphNode):
+                self._record_node(step, self._followed.is_wanted(step))
             elif isinstance(step, ModuleBegins):
                 module = step.module
                 self._begin(module, {} if module.guessed else self._module_inputs(module))
@@ -130,7 +80,7 @@ class RunRecorder:
         paths = (module, *ancestors(module))
         return next((self._open[path] for path in paths if path in self._open), None)
 
-    def _begin(self, module: OnnxModule, inputs: Mapping[str, object]) -> None:
+    def _begin(self, module: GraphModule, inputs: Mapping[str, object]) -> None:
         name = "Module" if module.path else self._followed.label
         call = self._call(module.path, module.type or name, "module")
         self._host.recorder.record_call(call)
@@ -140,17 +90,17 @@ class RunRecorder:
         if call.recorded:
             self._observer.begin_call(call, list(inputs.items()))
 
-    def _end(self, module: OnnxModule, outputs: Mapping[str, object]) -> None:
+    def _end(self, module: GraphModule, outputs: Mapping[str, object]) -> None:
         self._observer.end_call(self._open.pop(module.path), list(outputs.items()))
 
-    def _record_node(self, node: OnnxNode, wanted: bool) -> None:
+    def _record_node(self, node: GraphNode, wanted: bool) -> None:
         """Record a node, or only count it: ids don't depend on what is recorded."""
         outer = self._outer_call(node.module)
         if not wanted:
             home = outer.module_id if outer is not None else ""
-            self._host.thread.next_id(self._followed.path(node.module), LEVEL, home)
+            self._host.thread.next_id(self._followed.path(node.module), GRAPH_LEVEL, home)
             return
-        call, recorder = self._call(node.module, node.op, LEVEL), self._host.recorder
+        call, recorder = self._call(node.module, node.op, GRAPH_LEVEL), self._host.recorder
         call.selected, call.recorded = True, self._observer.names.selects(call)
         if not call.recorded:
             return
@@ -159,11 +109,11 @@ class RunRecorder:
         if node.source and self._host.options.sources:
             stack = recorder.stack_number(list(node.source))
         within = (outer.path, outer.number) if outer is not None else (None, None)
-        row = [call.root_call, call.path, call.number, "forward", LEVEL, call.op, stack]
+        row = [call.root_call, call.path, call.number, "forward", GRAPH_LEVEL, call.op, stack]
         recorder.record_operator([*row, *within, None, None])
         if (call.path, call.number) not in self._followed.described:  # equal in all runs
             self._followed.described.add((call.path, call.number))
-            recorder.record(call, LEVEL, self._facts(node))
+            recorder.record(call, GRAPH_LEVEL, self._facts(node))
         inputs, outputs = self._by_place(node.inputs), self._by_place(node.outputs)
         self._observer.begin_call(call, [*inputs, *node.scalars])
         self._observer.end_call(call, outputs)
@@ -172,20 +122,19 @@ class RunRecorder:
         values = self.values
         return [(str(at), values[name]) for at, name in enumerate(names) if name in values]
 
-    def _facts(self, node: OnnxNode) -> list[tuple[str, object]]:
-        provider = self._exposed.providers.get(node.name) if self._exposed is not None else None
-        return [*node.facts, *([("provider", provider)] if provider else [])]
+    def _facts(self, node: GraphNode) -> list[tuple[str, object]]:
+        return [*node.facts, *(self._exposed.facts(node) if self._exposed is not None else ())]
 
     # -- modules --------------------------------------------------------------------------------
 
-    def _module_inputs(self, module: OnnxModule) -> dict[str, object]:
+    def _module_inputs(self, module: GraphModule) -> dict[str, object]:
         """Return the inputs of a module by slot: ``0`` if there is one, else the values' names."""
         inputs = self._tensors(module.inputs)
         if len(inputs) == 1:
             return {"0": next(iter(inputs.values()))}
         return {f"kwargs.{name}": value for name, value in inputs.items()}
 
-    def _module_outputs(self, module: OnnxModule) -> dict[str, object]:
+    def _module_outputs(self, module: GraphModule) -> dict[str, object]:
         """Return the outputs of a module by slot: results by place, others by the values' names."""
         results = enumerate(self._tensors(module.results).values())
         more = self._tensors(module.more)
@@ -238,7 +187,7 @@ class RunRecorder:
             weights = module.weights.items()
             names: list[tuple[str, object]] = [(f"initializer.{n}", w.name) for n, w in weights]
             names += [(f"transposed.{name}", True) for name, one in weights if one.transposed]
-            self._host.recorder.record(call, LEVEL, names)
+            self._host.recorder.record(call, GRAPH_LEVEL, names)
             self._observer.record_module(path, op, module.settings, tensors)
 
 

@@ -1,21 +1,24 @@
-"""Runs of ONNX Runtime sessions as root calls of a recording."""
+"""Runs of exported graphs as root calls of a recording."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from llmdebug_nb.capture.graphs.graph import Graph
+from llmdebug_nb.capture.operators.kinds import OperatorFilter
 from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.core.records import Node, RootCall
 
 
-class SessionRuns:
-    """Numbers the runs of sessions, and gives `onnx.sessions` the parts that it records with."""
+class GraphRuns:
+    """Numbers the runs of graphs, and gives those who record them the parts to do it with."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.options, self.thread, self.recorder = parts.options, parts.thread, parts.recorder
         self.observer, self.notes = parts.observer, parts.notes
         self.problems, self.guarded = parts.guard.problems, parts.guard.run
+        self.operators = OperatorFilter(parts.options.apis)
 
     @property
     def active(self) -> bool:
@@ -25,10 +28,23 @@ class SessionRuns:
         """Return the prefix of all paths of the next root."""
         return self._parts.roots.next_prefix(label)
 
-    def add_session(self, session: object, nodes: list[Node]) -> None:
-        """Follow a session, whose modules are ``nodes``."""
+    def add_root(self, root: object, nodes: list[Node]) -> None:
+        """Follow what runs a graph, whose modules are ``nodes``."""
         self._parts.roots.add_nodes(nodes)
-        self._parts.steps.add_root(session, nodes[0].root)
+        self._parts.steps.add_root(root, nodes[0].root)
+
+    def note_limits(self, graph: Graph, nested: str) -> None:
+        """Note what of a graph is not recorded as it ran. ``nested``: types with graphs inside."""
+        if graph.nested:
+            self.notes.append(
+                f"of {graph.nested} {nested} nodes only the outputs are recorded, "
+                "not what runs inside"
+            )
+        if graph.random:
+            self.notes.append(
+                "the graph draws random numbers: the recording has drawn its own, "
+                "beside the program's run"
+            )
 
     def selects_module(self, path: str) -> bool:
         """Return whether the control file selects a module."""
@@ -39,19 +55,19 @@ class SessionRuns:
         return self._parts.filter.changed()
 
     def begin_run(
-        self, session: object, root: str, inputs: Mapping[str, object]
+        self, root: object, path: str, inputs: Mapping[str, object]
     ) -> tuple[RootCall, bool]:
         """Number a run that begins; also return whether it is recorded.
 
-        ``root``: path of the session. ``inputs``: by name, with ``use_cache`` and
-        ``past_key_values`` if the graph has a cache.
+        ``path``: of the root. ``inputs``: by name, with ``use_cache`` and ``past_key_values`` if
+        the graph has a cache.
         """
         steps, thread = self._parts.steps, self._parts.thread
         if inputs.get("use_cache") and inputs.get("past_key_values") is None:
-            steps.end_series(session)  # an empty cache begins another text
-        call = steps.begin(session, "", True, (), inputs)
+            steps.end_series(root)  # an empty cache begins another text
+        call = steps.begin(root, "", True, (), inputs)
         recording = self._parts.filter.selects(call)
-        thread.begin(call, recording, root)
+        thread.begin(call, recording, path)
         return call, recording
 
     def end_run(self, recording: bool) -> None:

@@ -1,0 +1,106 @@
+"""The graphs that one recording follows: the given ones, or any that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+
+import torch
+
+from llmdebug_nb.capture.graphs.followed_graph import FollowedGraph
+from llmdebug_nb.capture.graphs.graph_runs import GraphRuns
+from llmdebug_nb.capture.graphs.run_recorder import RunRecorder
+from llmdebug_nb.core.records import RootCall
+
+_CACHE_NAMES = ("past", "cache")
+
+
+class FollowedGraphs:
+    """Begins, records and ends the runs of graphs, one at a time.
+
+    ``kind``: what the program runs, in words.
+    """
+
+    kind = "a graph"
+
+    def __init__(self, host: GraphRuns, only: bool) -> None:
+        """``only``: no other graphs than those that are followed at the start are recorded."""
+        self._host, self._options = host, host.options
+        self._only = only
+        self._followed: dict[Hashable, FollowedGraph] = {}
+        self._busy = False
+
+    def __len__(self) -> int:
+        return len(self._followed)
+
+    @property
+    def labels(self) -> list[str]:
+        return [followed.label for followed in self._followed.values()]
+
+    @property
+    def keeps_any(self) -> bool:
+        """The filters ask for a module."""
+        return any(kept for followed in self._followed.values() for kept in followed.kept.values())
+
+    @property
+    def operators(self) -> list[str]:
+        """The names of the operators in all graphs."""
+        exposed = [one.exposed for one in self._followed.values() if one.exposed is not None]
+        return sorted({node.op for one in exposed for node in one.graph.nodes})
+
+    def select_all(self) -> None:
+        """Apply the filters anew."""
+        for followed in self._followed.values():
+            followed.select()
+
+    def _begin(
+        self, key: Hashable, follow: Callable[[], FollowedGraph], inputs: Mapping[str, object]
+    ) -> tuple[FollowedGraph, RootCall, bool] | None:
+        """Begin a root call, and tell whether it is recorded; None if the run is not followed.
+
+        ``key``: of what runs. ``follow()``: follow it, if it is not known yet. ``inputs``: tensors
+        by name.
+        """
+        if self._busy or not self._host.active:
+            return None
+        followed = self._followed.get(key)
+        if followed is None and self._only:
+            return None
+        if not self._host.thread.outermost():
+            self._host.problems[f"{self.kind} that runs inside of a module is not recorded"] += 1
+            return None
+        if followed is None:
+            self._busy = True
+            try:
+                followed = self._followed[key] = follow()
+            finally:
+                self._busy = False
+        if self._host.selection_changed():
+            self.select_all()
+        root, on = self._host.begin_run(followed, followed.path(""), with_cache_names(inputs))
+        return followed, root, on
+
+    def _end(self, on: bool) -> None:
+        self._busy = False
+        self._host.guarded(self._host.end_run, on)
+
+    def _record(self, followed: FollowedGraph, root: RootCall, values: dict[str, object]) -> None:
+        """Record a run as if its modules and operators had been called."""
+        recorder = RunRecorder(self._host, followed, root, values)
+        if self._options.logits:
+            recorder.record_logits()
+        else:
+            recorder.record()
+
+
+def with_cache_names(values: Mapping[str, object]) -> dict[str, object]:
+    """Return the tensors among inputs, with the key-value cache under a model's usual names."""
+    tensors = {name: one for name, one in values.items() if isinstance(one, torch.Tensor)}
+    cached = [
+        tensor.numel()
+        for name, tensor in tensors.items()
+        if any(word in name for word in _CACHE_NAMES)
+    ]
+    inputs: dict[str, object] = dict(tensors)
+    if cached:
+        inputs |= {"use_cache": True, "past_key_values": True if any(cached) else None}
+    return inputs
