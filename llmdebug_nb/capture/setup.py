@@ -23,8 +23,8 @@ from llmdebug_nb.core.places import shown
 _TEXT = 200  # characters of a value
 _MOST = 2000  # settings of a config
 _PACKAGES = (
-    "transformers", "tokenizers", "numpy", "accelerate", "onnxruntime", "triton", "flash_attn",
-    "peft", "torchao", "bitsandbytes",
+    "transformers", "tokenizers", "numpy", "accelerate", "onnxruntime", "openvino", "triton",
+    "flash_attn", "peft", "torchao", "bitsandbytes",
 )  # fmt: skip
 Facts = dict[str, dict[str, str]]
 

@@ -18,6 +18,7 @@ _LITTLE = 2 << 30  # bytes: what `launch` wants to be free
 _EXTRAS = {
     "transformers": "generate is followed token by token; tokenizers on the command line",
     "onnxruntime": "sessions of ONNX Runtime are recorded",
+    "openvino": "compiled models of OpenVINO are recorded",
     "onnx": "topologies are written as ONNX",
     "matplotlib": "pictures",
     "safetensors": "checkpoints and files of safetensors are read",

@@ -6,12 +6,13 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmdebug_nb.app.launching.handover import CHECK, Handover
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, RunOptions
+    from openvino import InferRequest
     from torch import nn
 
     from llmdebug_nb.app.launching.shared import SharedCheck, SharedRecording
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from llmdebug_nb.capture.compat.onnxruntime_api import Feed
     from llmdebug_nb.core.determinism import Switched
 
+T = TypeVar("T")
 _starter: RecordingStarter | None = None
 
 
@@ -39,7 +41,8 @@ def begin(package: str) -> None:
 class RecordingStarter:
     """Starts the recording, or the check, at the first outermost call of a model.
 
-    That is a module, a `generate`, a session of ONNX Runtime or a ``Llama`` of llama.cpp.
+    That is a module, a `generate`, a session of ONNX Runtime, a compiled model of OpenVINO
+    or a ``Llama`` of llama.cpp.
 
     A process that runs no model, such as a launcher or a data loader, writes nothing.
     """
@@ -81,10 +84,10 @@ class RecordingStarter:
         else:
             import torch  # noqa: F401  recording needs it; its own `begin` comes before ours is half there
 
-            from llmdebug_nb.capture.compat import llamacpp_api, onnxruntime_api
+            from llmdebug_nb.capture.compat import llamacpp_api, onnxruntime_api, openvino_api
 
-            both = {api.PACKAGE: api.listeners for api in (llamacpp_api, onnxruntime_api)}
-            listeners: Any = both[package]
+            apis = llamacpp_api, onnxruntime_api, openvino_api
+            listeners: Any = {api.PACKAGE: api.listeners for api in apis}[package]
             listeners.add(self)
             self._undo.append(functools.partial(listeners.remove, self))
 
@@ -171,7 +174,7 @@ class RecordingStarter:
         recording = self._recording_of(session)
         return own() if recording is None else recording.sessions.ran_unseen(session, feed, own)
 
-    def _recording_of(self, session: InferenceSession | Llama) -> SharedRecording | None:
+    def _recording_of(self, session: Model) -> SharedRecording | None:
         """Return the recording, started if necessary; None if the session is not recorded."""
         # graph is for code that `torch.compile` compiled
         if _in_data_loader() or self._options.get("graph") or self._check is not None:
@@ -180,6 +183,19 @@ class RecordingStarter:
             self._start(session)
         recording: Any = self._running()  # a check has returned above
         return recording  # type: ignore[no-any-return]
+
+    # -- a listener of OpenVINO ------------------------------------------------------------------
+
+    def infers(self, request: InferRequest, own: Callable[[], T]) -> T:
+        """Start recording at a run of a compiled model."""
+        recording = self._recording_of(request)
+        if recording is None:
+            return own()
+        result: T = recording.compiled_models.infers(request, own)
+        return result
+
+    def resets(self, request: InferRequest) -> None:
+        """Do nothing: a recording that has started listens itself."""
 
     # -- a listener of llama.cpp -----------------------------------------------------------------
 

@@ -16,7 +16,10 @@ from llmdebug_nb.app.launching.environment import HOOK, is_python
 
 _PROC = Path("/proc")
 # libraries in the memory of processes that run models
-_LIBRARIES = ("/libtorch_cpu.", "/libtorch_python.", "onnxruntime_pybind11_state", "/libllama.")
+_LIBRARIES = (
+    "/libtorch_cpu.", "/libtorch_python.", "onnxruntime_pybind11_state", "/libopenvino.",
+    "/libllama.",
+)  # fmt: skip
 _OFF = {"I": "-I (isolated mode)", "E": "-E (which ignores PYTHONPATH)", "S": "-S (without site)"}
 _VALUED = "cmWX"  # python's options that take the rest of the word, or the next one
 
@@ -33,7 +36,7 @@ def below(pid: int) -> Iterator[int]:
 
 
 class Unreached:
-    """Finds Pythons that run torch, ONNX Runtime or llama.cpp without our hook.
+    """Finds Pythons that run torch, ONNX Runtime, OpenVINO or llama.cpp without our hook.
 
     ``messages``: one for each, with the reason.
     """

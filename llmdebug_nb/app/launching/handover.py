@@ -4,7 +4,8 @@ Every Python of the program imports this module, so it uses only the standard li
 
     options.json   what to record, and where
     run            path of the run, once a process has started it
-    reached/PID    the first package (torch, onnxruntime or llama_cpp) that a process imported
+    reached/PID    the first package (torch, onnxruntime, openvino or
+                   llama_cpp) that a process imported
     errcheck/PID   the result of an error check in a process
     messages       JSON lines: messages of the processes for the user
     lock           held by a process that creates the run

@@ -265,7 +265,7 @@ def _messages(
     """Yield messages with their levels: the recording, its end, and the processes it missed."""
     reached, messages = handover.processes(), handover.messages()
     pids = ", ".join(map(str, reached)) or "none"
-    yield "debug", f"processes that imported torch, onnxruntime or llama_cpp: {pids}"
+    yield "debug", f"processes that imported torch, onnxruntime, openvino or llama_cpp: {pids}"
     if path is not None and parts:
         yield "info", _recorded(path, parts)
     for part in parts:
@@ -304,7 +304,7 @@ def _recorded(path: Path, parts: Sequence[Part]) -> str:
 def why_nothing(reached: dict[int, str]) -> str:
     """Return why no model was seen. ``reached``: the package that each process imported."""
     if not reached:
-        return "no Python that could be reached imported torch, onnxruntime or llama_cpp"
+        return "no Python that could be reached imported torch, onnxruntime, openvino or llama_cpp"
     packages = " and ".join(sorted(set(reached.values())))
     processes = "a process" if len(reached) == 1 else f"{len(reached)} processes"
     return f"{processes} imported {packages}, and no model ran"

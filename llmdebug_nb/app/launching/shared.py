@@ -47,6 +47,11 @@ class SharedRecording(Recording):
         return self._running().sessions
 
     @property
+    def compiled_models(self) -> Any:
+        """The listener of OpenVINO."""
+        return self._running().compiled_models
+
+    @property
     def llamas(self) -> Any:
         """The listener of llama.cpp."""
         return self._running().llamas

@@ -47,18 +47,27 @@ class FollowedGraphs:
         exposed = [one.exposed for one in self._followed.values() if one.exposed is not None]
         return sorted({node.op for one in exposed for node in one.graph.nodes})
 
+    @property
+    def coarse(self) -> list[str]:
+        """What rounds more coarsely than float32 and shows it in no tensor that is recorded."""
+        return []
+
+    @property
+    def rounding(self) -> float:
+        """The epsilon of the coarsest type that one computes with; 0 if float32 is."""
+        return 0.0
+
     def select_all(self) -> None:
         """Apply the filters anew."""
         for followed in self._followed.values():
             followed.select()
 
-    def _begin(
-        self, key: Hashable, follow: Callable[[], FollowedGraph], inputs: Mapping[str, object]
-    ) -> tuple[FollowedGraph, RootCall, bool] | None:
-        """Begin a root call, and tell whether it is recorded; None if the run is not followed.
+    def _followed_by(
+        self, key: Hashable, follow: Callable[[], FollowedGraph]
+    ) -> FollowedGraph | None:
+        """Return what follows something that is about to run; None if nothing does.
 
-        ``key``: of what runs. ``follow()``: follow it, if it is not known yet. ``inputs``: tensors
-        by name.
+        ``key``: of what runs. ``follow()``: follow it, if it is not known yet.
         """
         if self._busy or not self._host.active:
             return None
@@ -74,10 +83,15 @@ class FollowedGraphs:
                 followed = self._followed[key] = follow()
             finally:
                 self._busy = False
+        return followed
+
+    def _begin(
+        self, followed: FollowedGraph, inputs: Mapping[str, object]
+    ) -> tuple[RootCall, bool]:
+        """Begin a root call, and tell whether it is recorded. ``inputs``: tensors by name."""
         if self._host.selection_changed():
             self.select_all()
-        root, on = self._host.begin_run(followed, followed.path(""), with_cache_names(inputs))
-        return followed, root, on
+        return self._host.begin_run(followed, followed.path(""), with_cache_names(inputs))
 
     def _end(self, on: bool) -> None:
         self._busy = False

@@ -46,6 +46,10 @@ class GraphRuns:
                 "beside the program's run"
             )
 
+    def end_series(self, root: object) -> None:
+        """Let the next run of a root begin another generation."""
+        self._parts.steps.end_series(root)
+
     def selects_module(self, path: str) -> bool:
         """Return whether the control file selects a module."""
         return self._parts.filter.selected_modules([path], self._parts.roots.nodes)[0]

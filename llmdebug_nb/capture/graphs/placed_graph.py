@@ -153,3 +153,14 @@ class PlacedGraph:
 
 def _known(modules: Iterable[str | None]) -> set[str]:
     return {module for module in modules if module is not None}
+
+
+def scoped(name: str) -> list[str]:
+    """Return the modules that a node's name ``/model/layers.0/mlp/MatMul`` lists, outermost first.
+
+    Empty: it lists none.
+    """
+    parts = name.split("/")
+    if len(parts) < 2 or parts[0]:
+        return []
+    return [".".join(parts[1:end]) for end in range(1, len(parts))]

@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from llmdebug_nb.capture.graphs.graph import Weight, shortest
-from llmdebug_nb.capture.graphs.placed_graph import ExportedNode, PlacedGraph
+from llmdebug_nb.capture.graphs.placed_graph import ExportedNode, PlacedGraph, scoped
 from llmdebug_nb.capture.onnx.proto import (
     exporter_metadata,
     inner_inputs,
@@ -68,17 +68,6 @@ class _Modules:
         paths = scoped(node.name)
         self.called.update(paths)
         return paths[-1] if paths else None
-
-
-def scoped(name: str) -> list[str]:
-    """Return the modules that a node's name ``/model/layers.0/mlp/MatMul`` lists, outermost first.
-
-    Empty: it lists none.
-    """
-    parts = name.split("/")
-    if len(parts) < 2 or parts[0]:
-        return []
-    return [".".join(parts[1:end]) for end in range(1, len(parts))]
 
 
 def _weights(

@@ -187,9 +187,10 @@ class Sessions(FollowedGraphs):
     def _begin_run(
         self, session: InferenceSession, feed: Feed
     ) -> tuple[FollowedGraph, RootCall, bool] | None:
-        """Begin a root call; see `_begin`."""
+        """Begin a root call, and tell whether it is recorded; None if the run is not followed."""
         follow = functools.partial(self._follow, session, may_fail=False)
-        return self._begin(id(session), follow, _tensors(feed))
+        followed = self._followed_by(id(session), follow)
+        return None if followed is None else (followed, *self._begin(followed, _tensors(feed)))
 
     def _record_run(
         self, followed: FollowedGraph, root: RootCall, feed: Feed, seen: Mapping[str, object]

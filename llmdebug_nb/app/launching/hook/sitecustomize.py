@@ -1,8 +1,8 @@
 """Runs at the start of every Python of a launched program; imports only the standard library.
 
 First it runs the program's own sitecustomize, which it hides. Then it waits until the program
-imports torch, onnxruntime or llama_cpp. In a Python that outlives the launcher it takes what the
-launcher put into the environment out of it.
+imports torch, onnxruntime, openvino or llama_cpp. In a Python that outlives the launcher it takes
+what the launcher put into the environment out of it.
 """
 
 from __future__ import annotations
@@ -124,6 +124,6 @@ if _launch and _is_over(_launch):
     _leave(_launch)
 # once per process: a .pth file may have run this already
 elif _launch and not any(type(each).__name__ == "_AfterImport" for each in sys.meta_path):
-    sys.meta_path.insert(0, _AfterImport(("torch", "onnxruntime", "llama_cpp")))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _AfterImport(("torch", "onnxruntime", "openvino", "llama_cpp")))  # type: ignore[arg-type]
 if __name__ == "sitecustomize":
     _run_hidden_sitecustomize()
