@@ -96,7 +96,7 @@ class Checker:
 
     def _computed(self, call: Call) -> Computed:
         key, where = call.key, self._where
-        if not where.wide and (call.op.endswith(SUFFIX) or call.op.startswith((EXPORTED, PREFIX))):
+        if not where.wide and (call.op.endswith(SUFFIX) or call.op.startswith((*EXPORTED, PREFIX))):
             raise CannotReplay("its formula is computed in float64 alone", DTYPE)
         if not is_operator(key.path):
             if call.op.endswith(SUFFIX):

@@ -74,9 +74,7 @@ class Sources:
             return None
         return View(list(shape.ne), shape.tokens, [int(n) for n in source.nb], offset)
 
-    def _read(
-        self, node: Tensor, source: Tensor, address: int, base: int
-    ) -> torch.Tensor | None:
+    def _read(self, node: Tensor, source: Tensor, address: int, base: int) -> torch.Tensor | None:
         """Return a source that no node of this pass computed; None if it is not wanted, or gone."""
         is_input = address == base and self._library.op(source) == "NONE"
         if address in self._inputs:
