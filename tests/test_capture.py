@@ -403,7 +403,8 @@ def test_options_that_make_no_sense_are_named(options, message):
 def test_something_that_is_no_model_is_refused():
     with pytest.raises(
         ld.errors.OptionError,
-        match=r"an onnxruntime.InferenceSession, a vllm.LLM or a llama_cpp.Llama, got int",
+        match=r"an onnxruntime.InferenceSession, an openvino.CompiledModel, "
+        r"a vllm.LLM or a llama_cpp.Llama, got int",
     ):
         ld.dump([1])
 

@@ -200,7 +200,8 @@ def test_runs_are_listed_and_deleted(shell, capsys):
         ("%%llmdump nosuch\nmodel(ids)", "NameError"),
         (
             "%%llmdump ids\nmodel(ids)",
-            "an onnxruntime.InferenceSession, a vllm.LLM or a llama_cpp.Llama, got Tensor",
+            "an onnxruntime.InferenceSession, an openvino.CompiledModel, "
+            "a vllm.LLM or a llama_cpp.Llama, got Tensor",
         ),
         ("%%llmdump model --name a/b\nmodel(ids)", "name 'a/b'"),
         ("%%llmdump --nosuch\n1", "unrecognized arguments"),
