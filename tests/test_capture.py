@@ -873,3 +873,17 @@ def test_modules_that_appear_when_their_parameters_are_asked_for_are_recorded():
         model(torch.ones(2, 4))
     assert [node.path for node in run.nodes] == ["", "0", "0.held", "1", "1.held"]
     assert run.tensor("1").shape == (2, 4)
+
+
+@pytest.mark.parametrize("has_forward", [True, False])
+@pytest.mark.parametrize("layers", [None, "fc"])
+def test_a_dict_of_modules_is_recorded_as_root_whether_it_is_called_or_not(
+    tmp_path, has_forward, layers
+):
+    model = nn.ModuleDict({"fc": nn.Linear(3, 3)})
+    if has_forward:
+        model.forward = lambda x: model["fc"](x)
+    with ld.dump(model, name="root", path=tmp_path, layers=layers) as run:
+        (model if has_forward else model["fc"])(torch.ones(1, 3))
+    outputs = {r.site.path for r in run.records() if r.site.role == "output"}
+    assert outputs == ({"", "fc"} if has_forward and layers is None else {"fc"})

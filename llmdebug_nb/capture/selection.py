@@ -85,8 +85,12 @@ def outermost(nodes: Sequence[Node]) -> set[str]:
 
 
 def is_container(module: nn.Module) -> bool:
-    """Return whether a module is never called itself: the module around it calls its children."""
-    return isinstance(module, (nn.ModuleList, nn.ModuleDict))
+    """Return whether a module is never called itself: the module around it calls its children.
+
+    A list or dict of modules that was given a ``forward`` is called like any module.
+    """
+    called = getattr(module.forward, "__func__", None) is not nn.Module.forward
+    return isinstance(module, (nn.ModuleList, nn.ModuleDict)) and not called
 
 
 def counted(
@@ -101,7 +105,7 @@ def counted(
 
     def caller(path: str) -> str:
         path = path.rpartition(".")[0]
-        while path in uncalled:
+        while path and path in uncalled:
             path = path.rpartition(".")[0]
         return path
 
