@@ -8,9 +8,8 @@ which serves texts alone, batched, in chunks, from its prefix cache and with pre
 the model of Hugging Face, given each prompt with its output. Both are recorded with weights and
 compared by `ld.compare` with its defaults. What is right is told in ``ports/score.py``.
 
-A golden module output is matched if it has a partner in mine or is written otherwise there, equal in
-effect. Of ``--set unseen`` only the counts
-are printed.
+A golden module output is matched if it has a partner in mine, or is written otherwise there and
+equal in effect. Of ``--set unseen`` only the counts are printed.
 """
 
 from __future__ import annotations
