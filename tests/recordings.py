@@ -41,3 +41,15 @@ def record_linear(folder: Path, name: str, scale: float = 1.0) -> Path:
     run = record(model, lambda: model(torch.ones(2, 4)), name, path=place)
     assert run.path is not None
     return run.path
+
+
+def boundaries(report):
+    """Return the paths of golden's module outputs: those with a partner, those without."""
+    rows = [
+        d
+        for d in report.differences
+        if d.pair.golden and "/" not in d.site.path and d.site.role == "output"
+        if d.pair.elsewhere != "mine"  # a further tensor of mine that is like it
+    ]
+    alone = {d.site.path for d in rows if d.verdict == "unmatched"}
+    return {d.site.path for d in rows} - alone, alone

@@ -20,7 +20,7 @@ import llmdebug_nb as ld
 from llmdebug_nb.capture.compat import onnxruntime_api
 from models import ARCHITECTURES, llama, prompt
 from onnx_models import exported, generate, initializer, node_of, put, save, strip, with_cache
-from recordings import AGREED
+from recordings import AGREED, boundaries
 
 ALL, NONE = ort.GraphOptimizationLevel.ORT_ENABLE_ALL, ort.GraphOptimizationLevel.ORT_DISABLE_ALL
 LEVELS = pytest.mark.parametrize("level", [ALL, NONE], ids=["optimised", "as exported"])
@@ -53,18 +53,6 @@ def golden(name, **options):
     with ld.dump(model, name="golden", **options) as run, torch.no_grad():
         model(input_ids=prompt(), use_cache=False)
     return run
-
-
-def boundaries(report):
-    """Return the paths of golden's module outputs: those with a partner, those without."""
-    rows = [
-        d
-        for d in report.differences
-        if d.pair.golden and "/" not in d.site.path and d.site.role == "output"
-        if d.pair.elsewhere != "mine"  # a further tensor of mine that is like it
-    ]
-    alone = {d.site.path for d in rows if d.verdict == "unmatched"}
-    return {d.site.path for d in rows} - alone, alone
 
 
 def small(*nodes, outputs=("y",), initializers=(), inputs=(("x", 1, (2, 3)),), opset=17, **more):

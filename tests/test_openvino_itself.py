@@ -14,6 +14,7 @@ import torch
 
 import llmdebug_nb as ld
 from models import ARCHITECTURES, llama, prompt
+from recordings import boundaries
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(os.environ.get("LLMDEBUG_OPENVINO", ROOT / ".venv" / "openvino"))
@@ -56,18 +57,6 @@ def golden(model, **options):
     with ld.dump(model, name="golden", **options) as run, torch.no_grad():
         model(input_ids=prompt(), use_cache=False)
     return run
-
-
-def boundaries(report):
-    """Return the paths of golden's module outputs: those with a partner, those without."""
-    rows = [
-        d
-        for d in report.differences
-        if d.pair.golden and "/" not in d.site.path and d.site.role == "output"
-        if d.pair.elsewhere != "mine"  # a further tensor of mine that is like it
-    ]
-    alone = {d.site.path for d in rows if d.verdict == "unmatched"}
-    return {d.site.path for d in rows} - alone, alone
 
 
 # --- what is recorded -----------------------------------------------------------------------------

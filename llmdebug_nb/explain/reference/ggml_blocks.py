@@ -20,7 +20,7 @@ import torch
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 
 _BLOCK, _SUPER_BLOCK = 32, 256
-_MOST = 127.0
+_MOST = 127.0  # the largest int8 of which the negative exists too: a block's largest value gets it
 _OF_8_0 = {"q8_0", "q4_0", "q5_0", "iq4_nl", "mxfp4", "nvfp4", "q1_0", "q2_0"}
 _OF_8_1 = {"q4_1", "q5_1"}
 _WITH_OFFSETS = {*_OF_8_1, "q2_K", "q4_K", "q5_K"}
