@@ -31,13 +31,12 @@ from typing import Any
 
 import llmdebug_nb as ld
 from fuzz_guard import release, watch
-from fuzz_targets import BATCHES, HEAVY, Case, Corpus
+from fuzz_targets import BATCHES, HEAVY, Case, Corpus, MutatedDump
 from fuzz_tour import tour
 from llmdebug_nb.core.errors import PACKAGE
 from llmdebug_nb.notebook.bridge import BadRequestError
 
-SLOW = 2.0  # CPU seconds
-_sound = [0.0]  # CPU seconds that a sound dump takes
+SLOW = 2.0  # CPU seconds, for a dump beyond those that the same tour of a sound one takes
 HANGS, STUCK = 30, 600  # CPU seconds, and seconds on a clock, after which a case is ended
 LARGE = 500 << 20  # bytes
 
@@ -64,12 +63,25 @@ def outcome_of(target: str, case: Case, seed: int, scratch: Path) -> tuple[str, 
         signal.alarm(0)
         release()
         shutil.rmtree(work, ignore_errors=True)
-    took = time.process_time() - start
-    if took > SLOW + (_sound[0] if target in HEAVY else 0):
+    took, grown = time.process_time() - start, _memory() - before
+    if took > SLOW and took > SLOW + _sound(case, random.Random(f"{target}:{seed}"), work):
         outcome, trace = f"slow ({outcome})", f"{took:.1f} s\n{trace}"
-    if _memory() - before > LARGE:
+    if grown > LARGE:
         outcome = f"large ({outcome})"
     return outcome, trace
+
+
+def _sound(case: Case, rng: random.Random, work: Path) -> float:
+    """Return the CPU seconds that a case of a dump takes with the sound dump; 0 for the others."""
+    if not isinstance(case, MutatedDump):
+        return 0.0
+    work.mkdir()
+    os.chdir(work)
+    start = time.process_time()
+    case.sound(rng, work)
+    took = time.process_time() - start
+    shutil.rmtree(work)
+    return took
 
 
 def is_fine(outcome: str) -> bool:
@@ -102,12 +114,9 @@ def prepared(home: Path) -> Iterator[tuple[Corpus, Path]]:
     shutil.rmtree(scratch, ignore_errors=True)
     (scratch / "case").mkdir(parents=True)
     before = Path.cwd()
-    for name in ("operators",):  # what is imported late is imported before the guard
-        place = shutil.copytree(made.home / name, scratch / "case/llmdebug_runs/x")
-        for seed in (0, 1, 2):
-            start = time.process_time()
-            tour(place, made.home / "golden", scratch, random.Random(seed))
-            _sound[0] = max(_sound[0] if seed > 1 else 0.0, time.process_time() - start)
+    place = shutil.copytree(made.home / "operators", scratch / "case/llmdebug_runs/x")
+    for seed in (0, 1, 2):  # what is imported late is imported before the guard
+        tour(place, made.home / "golden", scratch, random.Random(seed))
     shutil.rmtree(scratch / "case")
     watch()
     tempfile.tempdir = str(scratch / "case")

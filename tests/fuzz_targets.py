@@ -8,6 +8,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,36 @@ from llmdebug_nb.store.topology import document
 Case = Callable[[random.Random, Path], object]
 
 
+@dataclass(frozen=True)
+class MutatedDump:
+    """A tour of a sound dump of ``home`` with some of its bytes changed."""
+
+    home: Path
+    kind: str
+
+    def __call__(self, rng: random.Random, work: Path) -> None:
+        touring, place = self._begun(rng, work)
+        for _ in range(rng.choice((1, 1, 2))):
+            if self.kind in corpus.NATIVE and rng.random() < 0.7:
+                file = rng.choice(sorted(place.glob(f"rank*/{fmt.INDEX}")) or [None])
+                if file is not None:
+                    mutate.index(rng, file)
+            elif any(file.is_file() for file in place.rglob("*")):
+                mutate.folder(rng, place)
+        with guarded(work):
+            tour(place, self.home / "golden", work, touring)
+
+    def sound(self, rng: random.Random, work: Path) -> None:
+        """Make the same tour of the dump as it is."""
+        touring, place = self._begun(rng, work)
+        tour(place, self.home / "golden", work, touring)
+
+    def _begun(self, rng: random.Random, work: Path) -> tuple[random.Random, Path]:
+        """Return what the tour's choices come from, and a copy of the dump."""
+        place = work / "llmdebug_runs" / self.kind
+        return random.Random(rng.random()), shutil.copytree(self.home / self.kind, place)
+
+
 class Corpus:
     """The sound dumps, and what light targets need of them in memory."""
 
@@ -52,22 +83,6 @@ class Corpus:
             RunView(ld.open_run(home / "operators")),
             ld.compare(home / "golden", home / "operators", progress=False).view(),
         ]
-
-    def dump(self, kind: str) -> Case:
-        def case(rng: random.Random, work: Path) -> None:
-            place = work / "llmdebug_runs" / kind
-            shutil.copytree(self.home / kind, place)
-            for _ in range(rng.choice((1, 1, 2))):
-                if kind in corpus.NATIVE and rng.random() < 0.7:
-                    file = rng.choice(sorted(place.glob(f"rank*/{fmt.INDEX}")) or [None])
-                    if file is not None:
-                        mutate.index(rng, file)
-                elif any(file.is_file() for file in place.rglob("*")):
-                    mutate.folder(rng, place)
-            with guarded(work):
-                tour(place, self.home / "golden", work, rng)
-
-        return case
 
     def index(self, rng: random.Random, work: Path) -> None:
         """Ask an index everything, without the work on its tensors."""
@@ -215,7 +230,7 @@ class Corpus:
     @property
     def targets(self) -> dict[str, Case]:
         return {name: getattr(self, name) for name in LIGHT} | {
-            name: self.dump(name) for name in (*corpus.NATIVE, *corpus.LAYOUTS)
+            name: MutatedDump(self.home, name) for name in (*corpus.NATIVE, *corpus.LAYOUTS)
         }
 
 

@@ -15,7 +15,7 @@ import pytest
 import fuzz
 import fuzz_guard
 import llmdebug_nb as ld
-from fuzz_targets import HEAVY, LIGHT
+from fuzz_targets import HEAVY, LIGHT, MutatedDump
 from llmdebug_nb.align import names
 from llmdebug_nb.capture import control_file
 from llmdebug_nb.notebook.bridge import BadRequestError, check_request
@@ -118,3 +118,25 @@ _SURROGATE = {"op": "histogram", "row": 1, "which": "\ud800", "bins": 3}
 def test_a_message_of_nonsense_is_our_error(message):
     with pytest.raises(BadRequestError):
         check_request(message)
+
+
+@pytest.mark.parametrize(("sound", "slow"), [(0.0, True), (0.5, False)])
+def test_a_dump_is_slow_if_it_takes_longer_than_the_same_tour_of_a_sound_one(
+    prepared, monkeypatch, sound, slow
+):
+    def burn(seconds):
+        end = time.process_time() + seconds
+        while time.process_time() < end:
+            pass
+
+    class Case(MutatedDump):
+        def __call__(self, rng, work):
+            burn(0.3)
+
+        def sound(self, rng, work):
+            burn(sound)
+
+    monkeypatch.setattr(fuzz, "SLOW", 0.1)
+    corpus, scratch = prepared
+    outcome, _ = fuzz.outcome_of("processes", Case(corpus.home, "processes"), 0, scratch)
+    assert outcome == ("slow (ok)" if slow else "ok")
