@@ -36,10 +36,10 @@ def test_an_explorer_has_no_accessibility_violation(page: Page, scheme: Any, rep
 
 
 def focused(page: Page) -> str:
-    """Return role (or tag) and name of the element that has the focus."""
+    """Return role (or tag) and name of the element that has the focus; "" if none has it."""
     return str(
         page.evaluate(
-            "() => { const at = document.activeElement;"
+            "() => { const at = document.activeElement; if (at === document.body) return '';"
             " return `${at.getAttribute('role') ?? at.tagName} ${at.ariaLabel ?? "
             "at.textContent}`; }"
         )
@@ -93,7 +93,8 @@ def test_a_report_is_walked_from_finding_to_difference_by_keyboard_alone(mount: 
     tab_to(page, "grid Records")
     page.keyboard.press("Shift+N")
     page.keyboard.press("Shift+P")
-    expect(page.locator(".llmdebug-record[aria-selected=true]")).to_contain_text("diverged")
+    expect(page.locator(".llmdebug-record[aria-selected=true]")).to_contain_text("model.norm")
+    expect(page.locator(".llmdebug-place")).to_contain_text("model.norm")  # it is drawn anew
     page.keyboard.press("t")
     tab_to(page, "side by side")
     page.keyboard.press("ArrowLeft")
