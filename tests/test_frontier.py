@@ -447,6 +447,79 @@ def test_angles_at_the_place_of_cosines_are_not_blamed(mode, wrong):
         assert [f.path for f in report.findings if "turn" in f.path] == []
 
 
+class Turned(nn.Module):
+    """Scales both heads by the cosines that it is given, or by what it keeps."""
+
+    def __init__(self):
+        super().__init__()
+        self.out, self.kept = nn.Linear(16, 16), 1 / HeadCosines()(torch.arange(5.0))
+
+    def forward(self, x, cosines=None):
+        heads = x.unflatten(-1, (2, 8))
+        scaled = heads / self.kept[:, None] if cosines is None else heads * cosines[:, None]
+        return self.out(scaled.flatten(-2))
+
+
+class HeadCosines(nn.Module):
+    def forward(self, places):
+        return (places[:, None] / torch.arange(1, 9)).cos()
+
+
+class Expert(nn.Module):
+    def forward(self, x):
+        return torch.tanh(x) * 2
+
+
+class Wave(nn.Module):
+    def forward(self, x):
+        return torch.sin(x)
+
+
+class Block(nn.Module):
+    """A layer: attention and expert, each with what enters it added."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.attention, self.expert = nn.LayerNorm(16), Turned(), Expert()
+
+    def forward(self, x, cosines):
+        x = x + self.attention(self.norm(x), cosines)
+        return x + self.expert(x)
+
+
+class WithCosines(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.turn, self.block, self.end = HeadCosines(), Block(), nn.LayerNorm(16)
+
+    def forward(self, x):
+        return self.end(self.block(x, self.turn(torch.arange(5.0))))
+
+
+class Flat(WithCosines):
+    """The same without a layer or cosines of its own, as an engine may be written; one bug."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.attention, self.wave = self.block.norm, self.block.attention, Wave()
+        del self.block, self.turn
+
+    def forward(self, x):
+        x = x + self.attention(self.norm(x))
+        return self.end(x + self.wave(x) * 2)
+
+
+def test_cosines_are_not_blamed_for_what_follows_the_attention_that_takes_them():
+    runs = []
+    for name, part, mode in (("golden", WithCosines(), "module"), ("mine", Flat(), "module+api")):
+        frame = Frame(part)
+        x = torch.randn(5, 16, generator=torch.Generator().manual_seed(2))
+        runs.append(recorded(frame, lambda frame=frame, x=x: frame(x), name, mode=mode))
+    (finding, *_) = ld.compare(*runs).findings
+    assert finding.golden.path == "part.block.expert"
+
+
 def normed_twice(self, x):
     first, second = self.norm(x), torch.tanh(x)
     return torch.mul(first, first) + torch.sin(second)

@@ -392,7 +392,20 @@ class Flow:
             side[: bisect.bisect_left(side, record.id, key=lambda r: r.id)]
             for side in self._inside[id(call)]
         )
-        return [*call.inputs, *call.weights, *others, *agreeing[-1:]]
+        inputs = [r for r in call.inputs if not self._is_used_up(r, call, record)]
+        return [*inputs, *call.weights, *others, *agreeing[-1:]]
+
+    def _is_used_up(self, given: Record, call: FlowCall, record: Record) -> bool:
+        """Tell whether code around what ran inside makes no use of an input to make a tensor.
+
+        A call inside takes it, and gives what agrees; and it doesn't fit the tensor elementwise, as
+        angles of a head don't fit a residual.
+        """
+        if self.agrees(given) is not None or _broadcasts(given, record):
+            return False
+        takers = [c for c in self.taken_by[given.summary.fingerprint] if c.around is call]
+        told = {self.agrees(r) for c in takers if c.start < record.id for r in c.outputs}
+        return True in told and False not in told
 
 
 def _record(row: Difference, side: int) -> Record | None:
@@ -431,6 +444,14 @@ def _is_anew(record: Record, producer: Record, call: FlowCall) -> bool:
     if record.site.role != "output" or not call.is_operator:
         return False
     return call.is_kernel or (producer.id < call.start and not same_bytes(record, producer))
+
+
+def _broadcasts(given: Record, record: Record) -> bool:
+    """Tell whether a tensor can be added to another one, perhaps in another shape."""
+    a, b = given.summary, record.summary
+    return a.numel in (1, b.numel) or all(
+        n in (1, m) for n, m in zip(a.shape[::-1], b.shape[::-1], strict=False)
+    )
 
 
 def is_telling(record: Record) -> bool:
