@@ -16,6 +16,7 @@ import llmdebug_nb as ld
 from llmdebug_nb.align.pairing import pair
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.findings import Difference, Pair
+from llmdebug_nb.core.reasons import REJOINED
 from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import ComparedCall
@@ -470,11 +471,6 @@ class Expert(nn.Module):
         return torch.tanh(x) * 2
 
 
-class Wave(nn.Module):
-    def forward(self, x):
-        return torch.sin(x)
-
-
 class Block(nn.Module):
     """A layer: attention and expert, each with what enters it added."""
 
@@ -498,26 +494,46 @@ class WithCosines(nn.Module):
 
 
 class Flat(WithCosines):
-    """The same without a layer or cosines of its own, as an engine may be written; one bug."""
+    """The same without a layer, an expert or cosines of its own, as an engine may be written."""
 
-    def __init__(self):
+    def __init__(self, function):
         super().__init__()
-        self.norm, self.attention, self.wave = self.block.norm, self.block.attention, Wave()
+        self.norm, self.attention, self.function = self.block.norm, self.block.attention, function
         del self.block, self.turn
 
     def forward(self, x):
         x = x + self.attention(self.norm(x))
-        return self.end(x + self.wave(x) * 2)
+        return self.end(x + self.function(x) * 2)
 
 
-def test_cosines_are_not_blamed_for_what_follows_the_attention_that_takes_them():
+@pytest.fixture
+def flat_report(request):
+    """The comparison of a layer with its flat port, which has this function for an expert."""
     runs = []
-    for name, part, mode in (("golden", WithCosines(), "module"), ("mine", Flat(), "module+api")):
+    for name, part, mode in (
+        ("golden", WithCosines(), "module"),
+        ("mine", Flat(request.param), "module+api"),
+    ):
         frame = Frame(part)
         x = torch.randn(5, 16, generator=torch.Generator().manual_seed(2))
         runs.append(recorded(frame, lambda frame=frame, x=x: frame(x), name, mode=mode))
-    (finding, *_) = ld.compare(*runs).findings
-    assert finding.golden.path == "part.block.expert"
+    return ld.compare(*runs)
+
+
+@pytest.mark.parametrize("flat_report", [torch.sin], indirect=True)
+def test_cosines_are_not_blamed_for_what_follows_the_attention_that_takes_them(flat_report):
+    assert flat_report.findings[0].golden.path == "part.block.expert"
+
+
+@pytest.mark.parametrize("flat_report", [torch.tanh], indirect=True)
+def test_cosines_are_equal_in_effect_if_all_that_takes_them_is_the_attention_of_a_layer(
+    flat_report,
+):
+    assert flat_report.verdict in AGREED
+    places = {("part.turn", "output"), ("part.block", "input"), ("part.block.attention", "input")}
+    alone = [d for d in flat_report.differences if d.pair.mine is None]
+    rejoined = {(d.site.path, d.site.role) for d in alone if d.reason == REJOINED}
+    assert places <= rejoined, {(d.site.path, d.site.role): d.reason for d in alone}
 
 
 def normed_twice(self, x):

@@ -25,13 +25,22 @@ def equal_in_effect(flow: Flow, rejoins: Collection[int]) -> Iterator[Difference
     """
     alone, harmless = _alone(flow, rejoins)
     takers: dict[int, list[Record]] = defaultdict(list)
+    passed: dict[int, int] = {}  # from where a tensor is passed on
     for record in flow.records.values() if alone else ():
-        for source in flow.sources(record)[0]:
+        sources, maker = flow.sources(record)
+        if record.id in alone and maker is None and sources:
+            passed[record.id] = sources[0].id
+        for source in sources:
             if source.id in alone:
                 takers[source.id].append(record)
+    unused = passed.keys() - takers.keys()  # only given on, as a layer's input to its attention
     for at in sorted(takers, reverse=True):  # what is made of a tensor comes after it
-        if all(flow.agrees(each) or each.id in harmless for each in takers[at]):
+        used = [each for each in takers[at] if each.id not in unused]
+        if used and all(flow.agrees(each) or each.id in harmless for each in used):
             harmless.add(at)
+            yield from filter(_is_unpaired, flow.rows[at])
+    for at in unused:
+        if passed[at] in harmless:
             yield from filter(_is_unpaired, flow.rows[at])
 
 
