@@ -125,6 +125,15 @@ def test_mean_shift_changes_no_probability_but_the_logits():
     assert not Judge("rounding")(found, g, g + 1)[0]
 
 
+def test_quantised_weights_that_a_run_states_count_as_they_round():
+    g = torch.linspace(-2, 2, 64)
+    m = g * 1.01
+    found = figures(g, m, None, 2)
+    assert not Judge("rounding")(found, g, m)[0]
+    assert Judge("rounding", stated=2**-7)(found, g, m)[0]
+    assert not Judge("rounding", stated=2**-14)(found, g, m)[0]
+
+
 def test_equal_logits_share_a_place_and_are_no_flip():
     found = figures(torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0.5, 0.0, 0.5]), 2, 1)
     assert found.best == (0, 0)

@@ -72,10 +72,13 @@ def share_beyond(row: torch.Tensor, width: int) -> float:
 class Judge:
     """Judges tokens by a rule: a name of `RULES`, or bounds by metric (all must hold).
 
+    ``stated``: the coarsest epsilon that a run states of its values, see `Run.rounding`.
+
     Raises OptionError.
     """
 
-    def __init__(self, rule: object) -> None:
+    def __init__(self, rule: object, stated: float = 0.0) -> None:
+        self._stated = stated
         self._limits: Limits | None = None
         if isinstance(rule, str) and rule in RULES:
             self.name = rule
@@ -106,14 +109,17 @@ class Judge:
         if self.name == "equal":
             count = int(found.metrics["mismatched"] or 0)
             return not count, f"{count:,} logits differ" if count else "equal"
-        return _explained(found, golden, mine)
+        return _explained(found, golden, mine, self._stated)
 
 
-def _explained(found: TokenFigures, golden: torch.Tensor, mine: torch.Tensor) -> tuple[bool, str]:
-    """Judge by the rounding of the coarser side: that of its dtype, or of its values."""
+def _explained(
+    found: TokenFigures, golden: torch.Tensor, mine: torch.Tensor, stated: float
+) -> tuple[bool, str]:
+    """Judge by the coarsest rounding: of a dtype, of values, or that a program states."""
     error = found.metrics["relative_euclidean_distance"]
     if error is None:
         return False, "no finite logits to judge by"
-    eps = max(max(epsilon(DTYPE_NAMES[x.dtype]), rounding(x)) for x in (golden, mine))
+    sides = (max(epsilon(DTYPE_NAMES[x.dtype]), rounding(x)) for x in (golden, mine))
+    eps = max(stated, *sides)
     limit = constants.LOGITS_EPSILONS * eps
     return error <= limit, f"relative L2 error {error:.3g}, rounding explains {limit:.3g}"

@@ -11,7 +11,7 @@ from typing import Literal
 _LARGEST = math.log(sys.float_info.max)
 PASS, FAIL, NOT_COMPARED = "pass", "fail", "not compared"
 RULES = {
-    "rounding": "the error of a token is what rounding in the coarser dtype explains",
+    "rounding": "the error of a token is what the coarser rounding explains",
     "msit": "cosine >= 0.999, KL <= 1e-4 and |l1_norm| <= 0.01, or the largest logits within 1 ULP",
     "tokens": "the most likely token is the same; equal logits share a place",
     "equal": "all logits are equal",

@@ -9,7 +9,8 @@ from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain import inside
 from llmdebug_nb.explain.calls import kind_of_operator
-from llmdebug_nb.explain.flow import Flow, FlowCall, is_telling, same_bytes
+from llmdebug_nb.explain.flow import Flow
+from llmdebug_nb.explain.flow_calls import FlowCall, is_telling, same_bytes
 from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.placing import in_place
 from llmdebug_nb.explain.replay import Replayed

@@ -26,7 +26,8 @@ from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.paths import any_layer, operator_of
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.explain.flow import AGREES, ALL, Flow, FlowCall, is_telling
+from llmdebug_nb.explain.flow import AGREES, ALL, Flow
+from llmdebug_nb.explain.flow_calls import FlowCall, is_telling
 
 
 @dataclass(eq=False)

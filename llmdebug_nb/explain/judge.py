@@ -25,7 +25,7 @@ from llmdebug_nb.explain.edges import (
     near,
     origin,
 )
-from llmdebug_nb.explain.flow import FlowCall
+from llmdebug_nb.explain.flow_calls import FlowCall
 from llmdebug_nb.explain.frontier import Frontier, Region
 from llmdebug_nb.explain.narrowing import Narrowing
 from llmdebug_nb.explain.runs import Runs

@@ -11,7 +11,8 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain import inside
-from llmdebug_nb.explain.flow import Flow, FlowCall
+from llmdebug_nb.explain.flow import Flow
+from llmdebug_nb.explain.flow_calls import FlowCall
 from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.replay import Replayed
 from llmdebug_nb.explain.runs import Runs

@@ -12,7 +12,7 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon, is_floating
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain.exchange import Exchange
-from llmdebug_nb.explain.flow import FlowCall, is_telling
+from llmdebug_nb.explain.flow_calls import FlowCall, is_telling
 from llmdebug_nb.explain.frontier import Region
 from llmdebug_nb.explain.known import Known
 from llmdebug_nb.explain.operators import CannotReplay

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from llmdebug_nb.core.paths import module_of, parent_of
 from llmdebug_nb.core.records import CallKey, Record
 from llmdebug_nb.explain.evidence import TOKENS
-from llmdebug_nb.explain.flow import Flow, FlowCall
+from llmdebug_nb.explain.flow import Flow
+from llmdebug_nb.explain.flow_calls import FlowCall
 from llmdebug_nb.explain.runs import Side
 
 _INTEGER = re.compile(r"\d{1,6}")

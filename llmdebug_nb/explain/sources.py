@@ -11,7 +11,8 @@ from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.places import line_at
 from llmdebug_nb.core.records import CallKey, Frame, Record, forward_in
 from llmdebug_nb.explain import causes
-from llmdebug_nb.explain.flow import Flow, FlowCall, same_bytes
+from llmdebug_nb.explain.flow import Flow
+from llmdebug_nb.explain.flow_calls import FlowCall, same_bytes
 from llmdebug_nb.explain.judge import Blamed
 from llmdebug_nb.explain.runs import Runs, Side
 

@@ -18,7 +18,8 @@ import torch
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import any_layer, module_of, parent_of
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.explain.flow import AGREES, Flow, is_telling
+from llmdebug_nb.explain.flow import AGREES, Flow
+from llmdebug_nb.explain.flow_calls import is_telling
 
 _Way = tuple[str, str, bool]  # mine's module in any layer, the layout, and if the weights agree
 

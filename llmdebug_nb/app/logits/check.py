@@ -13,6 +13,7 @@ from llmdebug_nb.app.logits.pairing import Pairing
 from llmdebug_nb.app.logits.sources import Source, of_run
 from llmdebug_nb.app.logits.texts import Texts, of_engine
 from llmdebug_nb.app.runs import open_run
+from llmdebug_nb.comparison.epsilons import told
 from llmdebug_nb.comparison.token_rows import Judge
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import OptionError
@@ -185,7 +186,7 @@ def compared(
     progress: bool = True,
 ) -> LogitsCheck:
     """Compare the logits of two programs; see `logits`."""
-    judge, tokenizer = Judge(rule), checked(tokenizer)
+    tokenizer = checked(tokenizer)
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= _MOST:
         raise OptionError(f"top: {top!r}; expected a whole number from 1 to {_MOST}")
     clip = constants.CLIP if clip is None else clip
@@ -194,6 +195,7 @@ def compared(
     places = at if isinstance(at, tuple) else (at, at)
     run = _recorded(golden)
     other = open_run(mine) if isinstance(mine, (Run, str, os.PathLike)) else None
+    judge = Judge(rule, max(told(each.rounding) for each in (run, other) if each is not None))
     first, second, texts = _sources(run, mine if other is None else other, places, progress)
     result = Pairing(first, second, judge, top, clip, texts).run(progress)
     return LogitsCheck(result, tokenizer, None if other is None else (run, other))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from llmdebug_nb.comparison.epsilons import told
 from llmdebug_nb.comparison.modules import Modules
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.errors import CompareError, LLMDebugError, TensorLookupError, nearest
@@ -88,7 +89,14 @@ def of_run(run: Run, at: str | None = None) -> Source:
         key: _step(run, record, kinds.get(key, "forward"), ids.get(key), more.get(key, {}))
         for key, record in sorted(found.items())
     }
-    return Source(run.label, place, steps, tuple(notes if len(recorded) > 1 else ()))
+    return Source(run.label, place, steps, (*(notes if len(recorded) > 1 else ()), *coarse(run)))
+
+
+def coarse(run: Run) -> Iterator[str]:
+    """Yield what is to be said of the coarse values that a run states."""
+    if run.coarse:
+        knows = "allows for that" if told(run.rounding) else "does not allow for steps so coarse"
+        yield f"{run.label} computes with {'; '.join(run.coarse)}: the rule rounding {knows}"
 
 
 def chosen(run: Run, at: str | None) -> Iterator[tuple[Key, Record]]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from llmdebug_nb.app.logits.sources import Key, Source, Step, chosen, problem
+from llmdebug_nb.app.logits.sources import Key, Source, Step, chosen, coarse, problem
 from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.core.sequences import Place, Shared, TokenSequence, shared
@@ -114,7 +114,7 @@ class _Rows:
     def source(self, steps: dict[Key, Step]) -> Source:
         sites = (record.site for record in self._records.values())
         places = dict.fromkeys(f"{site.path or '(root)'} output[{site.slot}]" for site in sites)
-        return Source(self.run.label, ", ".join(places), steps)
+        return Source(self.run.label, ", ".join(places), steps, tuple(coarse(self.run)))
 
     def _row(self, place: Place) -> tuple[Record, tuple[int, int, int]] | None:
         record = self._records.get(place.step)
