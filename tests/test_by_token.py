@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,6 +69,36 @@ def test_batched_and_chunked_steps_agree_with_whole_texts(tmp_path: Path) -> Non
     logits = table[(table["path"] == "head") & (table["role"] == "output")]
     assert {tuple(shape) for shape in logits["golden_shape"]} == {(1, 3, 50)}
     assert set(logits["verdict"]) <= {"match", "within_noise"}
+
+
+@pytest.mark.parametrize("bug", [False, True])
+def test_of_workers_that_share_an_engine_the_first_one_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bug: bool
+) -> None:
+    mine = engine(tmp_path, served(), bug)
+    alone, golden = mine.rows(), whole(tmp_path, texts_of(mine))
+    monkeypatch.setenv("RANK", "1")
+    other = engine(tmp_path / "other", served(), bug)
+    assert mine.path is not None
+    assert other.path is not None
+    (folder,) = other.path.glob("rank1_*")
+    shutil.move(folder, mine.path)
+    mine = ld.open_run(mine.path)
+    assert mine.info()["ranks"] == [0, 1]
+    assert mine.rows().equals(alone)
+    report = compared(golden, mine)
+    assert (report.verdict == "diverged") == bug
+    assert "rank 0 of 2 is compared" in str(report)
+
+
+def test_several_processes_of_one_rank_are_refused(tmp_path: Path) -> None:
+    mine, other = engine(tmp_path, served()), engine(tmp_path / "other", served())
+    assert mine.path is not None
+    assert other.path is not None
+    (folder,) = other.path.glob("rank0_*")
+    shutil.move(folder, mine.path / "rank0_1")
+    with pytest.raises(CompareError, match="2 processes, several of rank 0"):
+        compared(whole(tmp_path, [[1, 2, 3]]), ld.open_run(mine.path))
 
 
 def test_a_wrong_weight_of_the_engine_is_blamed(tmp_path: Path) -> None:

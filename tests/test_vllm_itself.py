@@ -92,3 +92,23 @@ def test_an_unedited_program_is_recorded_in_the_engines_own_process(
     tokens: list[list[int]] = result["tokens"]  # type: ignore[assignment]
     expected = [prompt + more[:-1] for prompt, more in zip(PROMPTS, tokens, strict=True)]
     assert sorted(texts) == sorted(expected)
+
+
+def test_two_workers_that_share_the_model_are_two_ranks_and_agree_with_transformers(
+    folder: Path, model: Path, tmp_path: Path
+) -> None:
+    command = f"{PYTHON} {ROOT / 'tests' / 'vllm_offline.py'} {model} 2"
+    dump = [PYTHON, "-m", "llmdebug_nb.cli", "dump", "--name", "mine", "--path", tmp_path]
+    more = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    done = subprocess.run(
+        [*dump, "--tokens", "all", "--exec", command],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **more},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    golden, mine = ld.open_run(folder / "golden"), ld.open_run(tmp_path / "mine")
+    assert mine.source.complete
+    assert mine.info()["ranks"] == [0, 1]
+    report = ld.compare(golden, mine, progress=False)
+    assert (report.verdict, report.findings) == ("within_noise", [])
+    assert ld.logits(golden, mine, progress=False).verdict == "pass"

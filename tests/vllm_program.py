@@ -27,7 +27,8 @@ def main(folder: Path) -> dict[str, object]:
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
         tie_word_embeddings=False,
     )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    model = LlamaForCausalLM(config).eval()
+    model.save_pretrained(folder / "model")
     llm = LLM(
         str(folder / "model"), skip_tokenizer_init=True, enforce_eager=True, dtype="float32",
         max_model_len=64, max_num_batched_tokens=16, max_num_seqs=3,
@@ -51,6 +52,9 @@ def main(folder: Path) -> dict[str, object]:
     with ld.dump(llm, name="engine", path=folder, tokens="all") as run:
         recorded = generated()
     rows = run.rows()
+    with ld.dump(model, name="golden", path=folder, tokens="all"), torch.no_grad():
+        for prompt, (tokens, _) in zip(PROMPTS, plain, strict=True):
+            model(torch.tensor([[*prompt, *tokens]])[:, :-1])
     return {
         "same": plain == recorded,
         "tokens": [tokens for tokens, _ in recorded],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -45,7 +45,8 @@ def same_steps(golden: Run, mine: Run) -> tuple[Run, Run, list[str]]:
         undo.pop_all()
     for run, (folder, _, _) in zip(runs, begun, strict=True):
         weakref.finalize(run, folder.cleanup)
-    return runs[0], runs[1], _remarks(both, of_mine[0], left_out)
+    remarks = [*_remarks(both, of_mine[0], left_out), *_of_ranks(golden, mine)]
+    return runs[0], runs[1], remarks
 
 
 def _begin(
@@ -95,6 +96,16 @@ def _remarks(
     reasons = Counter(left_out)
     found += [f"{reasons[why]} tensors {why} were left out" for why in sorted(reasons)]
     return found
+
+
+def _of_ranks(*runs: Run) -> Iterator[str]:
+    for run in runs:
+        first, *others = run.info()["ranks"]
+        if others:
+            yield (
+                f"{run.label}: rank {first} of {1 + len(others)} is compared; what the ranks divide"
+                " is found as a part of the other run's"
+            )
 
 
 def _nothing_shared(

@@ -360,14 +360,15 @@ def begin(
     """
     if run.path is None:
         raise CompareError(f"{run.label} is no folder: its tokens can't be put together")
-    found = processes(run.path)
-    if len(found) != 1:
+    first, *others = processes(run.path)
+    if any(other.rank == first.rank for other in others):
         raise CompareError(
-            f"{run.label} has {len(found)} processes; the tokens of one can be put together"
+            f"{run.label} has {1 + len(others)} processes, several of rank {first.rank}; the tokens"
+            " of one process of each rank can be put together: record the engine's own alone"
         )
     marker = catalog.read_marker(run.path)
     details = {key: marker[key] for key in ("options", "environment", "created") if key in marker}
     folder = create_run(parent, run.path.name, details | {"name": run.name})
     sites = (record.site for record in run.records() if is_logits(record))
     logits = {(at.path, at.call, at.phase, at.role, at.slot) for at in sites}
-    return folder, Joined(found[0], Writer(folder, found[0].rank), run, texts, logits)
+    return folder, Joined(first, Writer(folder, first.rank), run, texts, logits)

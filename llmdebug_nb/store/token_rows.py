@@ -16,11 +16,11 @@ _COLUMNS = ("step", "row", "request", "position", "token", "attempt", "sampled")
 
 
 def table(run: Run) -> pandas.DataFrame:
-    """Return `Run.rows`."""
+    """Return `Run.rows`. Workers of one engine compute the same rows: they are listed once."""
     import pandas
 
     sql = f"""SELECT {quoted(_COLUMNS)} FROM all_token_rows
- ORDER BY root_call, "row" IS NOT NULL, "row", request, position"""
+ GROUP BY {quoted(_COLUMNS)} ORDER BY min(root_call), "row" IS NOT NULL, "row", request, position"""
     found = run.index.query(VIEWS["all_token_rows"].row(*_COLUMNS), sql)
     frame = pandas.DataFrame(found, columns=list(_COLUMNS))
     kinds = {"row": "Int64", "token": "Int64", "sampled": "boolean"}

@@ -115,7 +115,10 @@ def chosen(run: Run, at: str | None) -> Iterator[tuple[Key, Record]]:
         results = Results(every)
         logits = [r for r in outputs if r in results]
         if modules.vocabularies:
-            logits = [r for r in logits if r.summary.shape[-1] in modules.vocabularies]
+            # ranks may share the rows of an embedding
+            shares = 1, len(run.info()["ranks"])
+            widths = {rows * n for rows in modules.vocabularies for n in shares}
+            logits = [r for r in logits if r.summary.shape[-1] in widths]
     first = min((r.site.rank for r in logits), default=0)
     yield from ((_key(r), r) for r in logits if r.site.rank == first)
 
