@@ -31,6 +31,7 @@ from llmdebug_nb.store.writer import create_run
 from models import generate, llama
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent
 MODEL = """
 import torch
 from torch import nn
@@ -343,6 +344,40 @@ def test_a_pth_file_reaches_an_isolated_python_and_is_gone_afterwards(here):
     done = ld.launch(["own/bin/python", "-I", "call.py"], name="r", pth=True)
     assert len(_inputs(done.run)) == 1
     assert [file.name for file in site.iterdir()] == ["beside.pth"]
+
+
+def _plugin():
+    """Return the module and the function that vLLM calls in each of its processes."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    found = re.search(r'"vllm\.general_plugins"\]\nllmdebug = "(.+):(.+)"', project)
+    assert found is not None
+    return found.groups()
+
+
+def test_the_plugin_of_vllm_reaches_an_isolated_python(here):
+    module, function = _plugin()
+    (here / "call.py").write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{MODEL}from {module} import {function}\n"
+        f"{function}(); {function}(); model(torch.ones(1, 3))",
+        encoding="utf-8",
+    )
+    done = ld.launch(["python", "-I", "call.py"], name="r")
+    assert len(_inputs(done.run)) == 1
+    # a process that the hook reaches is recorded once, too
+    assert len(_inputs(ld.launch(["python", "call.py"], name="both").run)) == 1
+
+
+def test_the_plugin_of_vllm_does_nothing_in_other_programs():
+    module, function = _plugin()
+    code = f"import sys; from {module} import {function}; {function}(); print(*sys.modules)"
+    environment = {k: v for k, v in os.environ.items() if k != "LLMDEBUG_LAUNCH"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    loaded = done.stdout.split()
+    assert not {"torch", "numpy", "llmdebug_nb.app.launching.child"}.intersection(loaded)
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize(

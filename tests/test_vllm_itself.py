@@ -73,11 +73,15 @@ def test_the_modules_of_each_layer_are_recorded(result: dict[str, object]) -> No
     assert "logits_processor" in result["modules"]  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("program", ["vllm_offline.py", "vllm_async.py"])
+@pytest.mark.parametrize(
+    "program", ["vllm_offline.py", "vllm_async.py", "-E vllm_offline.py"], ids=str
+)
 def test_an_unedited_program_is_recorded_in_the_engines_own_process(
     program: str, result: dict[str, object], model: Path, tmp_path: Path
 ) -> None:
-    command = f"{PYTHON} {ROOT / 'tests' / program} {model}"
+    """With -E, Python ignores PYTHONPATH: vLLM's plugins reach the engine."""
+    *flags, name = program.split()
+    command = f"{PYTHON} {' '.join(flags)} {ROOT / 'tests' / name} {model}"
     dump = [PYTHON, "-m", "llmdebug_nb.cli", "dump", "--name", "mine", "--path", tmp_path]
     done = subprocess.run(
         [*dump, "--tokens", "all", "--exec", command],

@@ -26,7 +26,7 @@ _starter: RecordingStarter | None = None
 
 
 def begin(package: str) -> None:
-    """Prepare recording; called when the process has imported ``package`` for the first time."""
+    """Prepare recording; called when the process has imported ``package``."""
     global _starter
     handover = Handover.here()
     if handover is None:
@@ -61,7 +61,9 @@ class RecordingStarter:
         self._seeded: Switched | None = None
 
     def begin(self, package: str) -> None:
-        """Wait for models of a package that is now imported."""
+        """Wait for models of a package that is now imported; once, however often this is called."""
+        if package in self._packages:
+            return
         seed = self._options.get("seed")
         if package == "torch" and seed is not None:
             from llmdebug_nb.core import determinism
