@@ -126,7 +126,9 @@ def architecture(source: transformers.PreTrainedModel) -> str:
 def weights_of(source: transformers.PreTrainedModel) -> Weights:
     """Return the weights as a file has them, by their names there."""
     kind, arch = source.config.model_type, architecture(source)
-    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch.upper()), LAYERS)
+    names = gguf.get_tensor_name_map(
+        getattr(gguf.MODEL_ARCH, arch.upper()), source.config.num_hidden_layers
+    )
     weights = {}
     for name, values in _parts(source):
         if arch in PERMUTED and heads_of(name):

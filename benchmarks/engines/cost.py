@@ -1,9 +1,11 @@
-"""Measure what recording statistics costs a vLLM engine: a model of 12 layers of 1024.
+"""Measure what recording statistics costs an engine: a model of 12 layers of 1024.
 
-    python benchmarks/engines/cost.py [--rounds 7] [--dtype bfloat16]
+    python benchmarks/engines/cost.py vllm [--rounds 7] [--precision bfloat16]
+    python benchmarks/engines/cost.py llamacpp [--rounds 7] [--precision q8_0]
 
-Each round generates once without and once with a recording, of the modules' statistics in all
-steps. The table has medians with the least and the greatest, and the ratio of the medians; starting
+Each round generates once without and once with a recording, of the statistics of all modules (of
+llama.cpp: of all nodes) in all steps. vLLM serves the requests together, llama.cpp one after the
+other. The table has medians with the least and the greatest, and the ratio of the medians; starting
 and ending a recording are not counted.
 """
 
@@ -14,45 +16,75 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 import torch
 import transformers
 
 import llmdebug_nb as ld
-from engines import serving
 
 PROMPT, OUTPUT, REQUESTS = 128, 8, 2
+TEXTS = [[(k + 3) * at % 30000 for at in range(PROMPT)] for k in range(REQUESTS)]
+SIZES = {
+    "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+Generate = Callable[[int], object]  # so many tokens for each text
+
+
+def vllm(precision: str, folder: Path) -> tuple[object, Generate]:
+    from engines import serving
+
+    origin = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+    way = serving.Way({"max_model_len": 256, "max_num_batched_tokens": 256})
+    llm = serving.engine(origin, origin.state_dict(), getattr(torch, precision), way, {})
+    return llm, lambda tokens: serving.serve(llm, TEXTS, tokens)
+
+
+def llamacpp(precision: str, folder: Path) -> tuple[object, Generate]:
+    import llama_cpp
+
+    import llamacpp_model as made
+
+    made.write(made.model("llama", **SIZES), folder / "model.gguf", precision)
+    llama = llama_cpp.Llama(
+        str(folder / "model.gguf"), n_ctx=256, logits_all=False, verbose=False,
+        n_threads=torch.get_num_threads(),
+    )  # fmt: skip
+
+    def generate(tokens: int) -> None:
+        for text in TEXTS:
+            llama.reset()
+            llama.eval(text)
+            for _ in range(tokens - 1):
+                llama.eval([llama.sample(temp=0.0)])
+
+    return llama, generate
+
+
+ENGINES = {"vllm": (vllm, "bfloat16"), "llamacpp": (llamacpp, "f32")}  # with their precisions
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("engine", choices=ENGINES)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--precision", help="a dtype of torch, or a file type of GGUF")
     given = parser.parse_args()
-    rounds, dtype = given.rounds, getattr(torch, given.dtype)
-    config = transformers.LlamaConfig(
-        vocab_size=32000,
-        hidden_size=1024,
-        intermediate_size=2816,
-        num_hidden_layers=12,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-    )
-    origin = transformers.LlamaForCausalLM(config)
-    way = serving.Way({"max_model_len": 256, "max_num_batched_tokens": 256})
-    llm = serving.engine(origin, origin.state_dict(), dtype, way, {})
-    texts = [[(k + 3) * at % 30000 for at in range(PROMPT)] for k in range(REQUESTS)]
-    print("| task | plain | recorded | ratio |\n| --- | --- | --- | --- |")
+    make, usual = ENGINES[given.engine]
     with tempfile.TemporaryDirectory() as folder:
+        engine, generate = make(given.precision or usual, Path(folder))
+        print("| task | plain | recorded | ratio |\n| --- | --- | --- | --- |")
         for task, tokens in (("prompts", 1), (f"prompts and {OUTPUT} tokens", OUTPUT)):
             times: dict[bool, list[float]] = {False: [], True: []}
-            for number in range(rounds + 1):
+            for number in range(given.rounds + 1):
                 for recorded in (False, True):
-                    took = measured(llm, texts, tokens, recorded, Path(folder, f"{number}"))
+                    place = Path(folder, f"{number}-{tokens}") if recorded else None
+                    took = measured(engine, generate, tokens, place)
                     if number:  # the first round warms up
                         times[recorded].append(took)
             plain, with_run = (statistics.median(times[kind]) for kind in (False, True))
@@ -66,17 +98,15 @@ def spread(seconds: list[float]) -> str:
     return f"{middle * 1e3:,.0f} ms ({low * 1e3:,.0f}–{high * 1e3:,.0f})"
 
 
-def measured(
-    llm: object, texts: list[list[int]], tokens: int, recorded: bool, folder: Path
-) -> float:
-    """Return the seconds that generating takes."""
-    if not recorded:
+def measured(engine: object, generate: Generate, tokens: int, folder: Path | None) -> float:
+    """Return the seconds that generating takes. ``folder``: of a recording; None: without one."""
+    if folder is None:
         start = time.perf_counter()
-        serving.serve(llm, texts, tokens)
+        generate(tokens)
         return time.perf_counter() - start
-    with ld.dump(llm, name="cost", path=folder / str(tokens), tokens="all", stats_only=True):
+    with ld.dump(engine, name="cost", path=folder, tokens="all", stats_only=True):
         start = time.perf_counter()
-        serving.serve(llm, texts, tokens)
+        generate(tokens)
         return time.perf_counter() - start
 
 

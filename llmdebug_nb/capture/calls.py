@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.signatures import Parameters
 from llmdebug_nb.core.part_ids import PartIds
+from llmdebug_nb.core.paths import ancestors, bounded
 from llmdebug_nb.core.records import RootCall
 
 if TYPE_CHECKING:
@@ -59,6 +60,11 @@ class OpenCall:
     ) -> None:
         self.path, self.op, self.level, self.module = path, op, level, module
         self.number, self.root_call = number, root_call
+
+
+def innermost(calls: Mapping[str, OpenCall], module: str) -> OpenCall | None:
+    """Return the open call of a module or of the nearest one around it. ``calls``: by path."""
+    return next((calls[path] for path in (module, *ancestors(module)) if path in calls), None)
 
 
 class ThreadState(threading.local):
@@ -154,6 +160,20 @@ class ThreadState(threading.local):
                 call.part_id = self._part_ids.of(path, call.id)
         call.module_id = call.id or "" if level == "module" else parent
         self.open_calls.append(call)
+        return call
+
+    def of_graph(
+        self, path: str, op: str, level: str, outer: OpenCall | None, root_call: int
+    ) -> OpenCall:
+        """Return a call of a graph, whose nodes run after each other: none is open in the thread.
+
+        ``path``: of the module; an operator runs in it. ``outer``: the call of a module around it.
+        """
+        place = path if level == "module" else bounded(f"{path}/{op}")
+        call = OpenCall(place, op, level, path, self.count(place), root_call)
+        home = outer.module_id if outer is not None else ""
+        call.id = self.next_id(place, level, home)
+        call.module_id = call.id if level == "module" else home
         return call
 
     def next_id(self, path: str, level: str, parent: str) -> str:

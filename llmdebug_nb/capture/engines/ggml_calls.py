@@ -7,12 +7,12 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from llmdebug_nb.capture.calls import Leaf, OpenCall
+from llmdebug_nb.capture.calls import Leaf, OpenCall, innermost
 from llmdebug_nb.capture.engines.ggml_axes import Shape
 from llmdebug_nb.capture.engines.ggml_graph import Graph, NodeKey, path_in
 from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.core.ggml import FACTS, PREFIX, ROLE, NodeFacts, text_of
-from llmdebug_nb.core.paths import ancestors, bounded
+from llmdebug_nb.core.paths import ancestors
 from llmdebug_nb.core.records import RootCall
 
 _LOGITS = "result_output"  # the name that llama.cpp gives to the logits
@@ -106,7 +106,7 @@ class GraphCalls:
 
     def _record(self, module: str, node: Computed) -> None:
         recorder, observer = self._parts.recorder, self._parts.observer
-        call, outer = self._call(module, PREFIX + node.key.op, ROLE), self._outer(module)
+        call, outer = self._call(module, PREFIX + node.key.op, ROLE), innermost(self._open, module)
         call.selected, call.recorded = True, observer.names.selects(call)
         if not call.recorded:
             return
@@ -121,16 +121,5 @@ class GraphCalls:
         observer.end_call(call, [("0", node.output)])
 
     def _call(self, module: str, op: str, level: str) -> OpenCall:
-        path = path_in(self._prefix, module)
-        place = path if level == "module" else bounded(f"{path}/{op}")
-        thread, outer = self._parts.thread, self._outer(module)
-        call = OpenCall(place, op, level, path, thread.count(place), self._root.index)
-        home = outer.module_id if outer is not None else ""
-        call.id = thread.next_id(place, level, home)
-        call.module_id = call.id if level == "module" else home
-        return call
-
-    def _outer(self, module: str) -> OpenCall | None:
-        """Return the innermost open call of a module or of one around it."""
-        paths = (module, *ancestors(module))
-        return next((self._open[path] for path in paths if path in self._open), None)
+        path, outer = path_in(self._prefix, module), innermost(self._open, module)
+        return self._parts.thread.of_graph(path, op, level, outer, self._root.index)

@@ -83,6 +83,7 @@ class Graph:
         for at, node in enumerate(nodes):
             following = nodes[at + 1] if at + 1 < len(nodes) else None
             block = self._place(node, following, block)
+        self._called = {"", *(node.module for node in nodes)}
 
     def _place(self, node: GraphNode, following: GraphNode | None, block: str) -> str:
         """Find the module of a node; return the block that it runs in."""
@@ -119,7 +120,7 @@ class Graph:
 
     def called(self, path: str) -> bool:
         """Tell whether a module is called: it does not only hold other modules."""
-        return not path or any(node.module == path for node in self.nodes.values())
+        return path in self._called
 
     def type_of(self, path: str, label: str) -> str:
         """Return a module's type: the operation that it begins with."""

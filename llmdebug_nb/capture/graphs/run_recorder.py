@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from llmdebug_nb.capture.calls import OpenCall
+from llmdebug_nb.capture.calls import OpenCall, innermost
 from llmdebug_nb.capture.graphs.followed_graph import FollowedGraph
 from llmdebug_nb.capture.graphs.graph import GraphModule, GraphNode, ModuleBegins, ModuleEnds
 from llmdebug_nb.capture.graphs.graph_runs import GraphRuns
 from llmdebug_nb.core.errors import first_line
-from llmdebug_nb.core.paths import ancestors, bounded
 from llmdebug_nb.core.records import GRAPH_LEVEL, RootCall
 
 _UNREADABLE = (ValueError, OSError, TypeError)  # of constants whose external data is missing
@@ -66,19 +65,8 @@ class RunRecorder:
     # -- calls ----------------------------------------------------------------------------------
 
     def _call(self, module: str, op: str, level: str) -> OpenCall:
-        path = self._followed.path(module)
-        place = path if level == "module" else bounded(f"{path}/{op}")
-        thread, outer = self._host.thread, self._outer_call(module)
-        call = OpenCall(place, op, level, path, thread.count(place), self._root.index)
-        home = outer.module_id if outer is not None else ""
-        call.id = thread.next_id(place, level, home)
-        call.module_id = call.id if level == "module" else home
-        return call
-
-    def _outer_call(self, module: str) -> OpenCall | None:
-        """Return the innermost open call of a module or its ancestors."""
-        paths = (module, *ancestors(module))
-        return next((self._open[path] for path in paths if path in self._open), None)
+        path, outer = self._followed.path(module), innermost(self._open, module)
+        return self._host.thread.of_graph(path, op, level, outer, self._root.index)
 
     def _begin(self, module: GraphModule, inputs: Mapping[str, object]) -> None:
         name = "Module" if module.path else self._followed.label
@@ -95,7 +83,7 @@ class RunRecorder:
 
     def _record_node(self, node: GraphNode, wanted: bool) -> None:
         """Record a node, or only count it: ids don't depend on what is recorded."""
-        outer = self._outer_call(node.module)
+        outer = innermost(self._open, node.module)
         if not wanted:
             home = outer.module_id if outer is not None else ""
             self._host.thread.next_id(self._followed.path(node.module), GRAPH_LEVEL, home)
