@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 import llmdebug_nb as ld
 from fake_vllm import LLM, Cached, New, Runner, Scheduled, Whole, installed, served
+from llmdebug_nb.app.scratch import Scratch
 from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.core.sequences import Place, TokenSequence, shared
 from llmdebug_nb.store.by_token import Sizes, rows_of
@@ -141,6 +144,39 @@ def test_runs_without_values_are_refused(tmp_path: Path) -> None:
     golden = whole(tmp_path, [[1, 2, 3]])
     with pytest.raises(CompareError, match=r"engine: no tensor has values .* stats_only"):
         compared(golden, mine)
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_uses_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    program = (
+        "import sys; from llmdebug_nb.app.scratch import Scratch\n"
+        "own = Scratch('by-token'); print(own.path, flush=True); sys.stdin.read()"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    killed, living = (Path(process.stdout.readline().strip()) for process in processes)  # type: ignore[union-attr]
+    other = tmp_path / "llmdebug-by-token-other"
+    other.mkdir()  # no lock: it is just being made
+    processes[0].kill()
+    processes[0].wait()
+    own = Scratch("by-token")
+    try:
+        assert sorted(tmp_path.iterdir()) == sorted([living, other, own.path])
+        assert not killed.exists()
+    finally:
+        own.remove()
+        processes[1].communicate()
+    assert not own.path.exists()
 
 
 def test_a_calibration_is_refused(tmp_path: Path) -> None:

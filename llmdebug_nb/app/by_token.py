@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from llmdebug_nb.app.scratch import Scratch
 from llmdebug_nb.comparison.modules import Modules
 from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.core.sequences import Shared, TokenSequence, shared
@@ -44,18 +44,16 @@ def same_steps(golden: Run, mine: Run) -> tuple[Run, Run, list[str]]:
         runs = [reader.native(path) for _, path, _ in begun]
         undo.pop_all()
     for run, (folder, _, _) in zip(runs, begun, strict=True):
-        weakref.finalize(run, folder.cleanup)
+        weakref.finalize(run, folder.remove)
     remarks = [*_remarks(both, of_mine[0], left_out), *_of_ranks(golden, mine)]
     return runs[0], runs[1], remarks
 
 
-def _begin(
-    run: Run, texts: Texts, undo: ExitStack
-) -> tuple[tempfile.TemporaryDirectory[str], Path, Joined]:
+def _begin(run: Run, texts: Texts, undo: ExitStack) -> tuple[Scratch, Path, Joined]:
     """Begin a run by tokens in a folder of its own. ``undo``: gets how to remove that."""
-    folder = tempfile.TemporaryDirectory(prefix="llmdebug-by-token-", ignore_cleanup_errors=True)
-    undo.callback(folder.cleanup)
-    path, side = by_token.begin(run, Path(folder.name), texts, Modules(run.nodes).are_logits)
+    folder = Scratch("by-token")
+    undo.callback(folder.remove)
+    path, side = by_token.begin(run, folder.path, texts, Modules(run.nodes).are_logits)
     undo.callback(side.abandon)
     return folder, path, side
 
