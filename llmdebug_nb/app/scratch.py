@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import stat
@@ -25,8 +24,14 @@ class Scratch:
         for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
             _remove_if_abandoned(folder)
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
-        self._lock = (self.path / _LOCK).open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        new = self.path / "new"
+        self._lock = new.open("w")
+        # the lock gets its name once it is held; without locks, nobody removes the folder
+        with contextlib.suppress(OSError, ImportError):
+            import fcntl
+
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            new.rename(self.path / _LOCK)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
@@ -35,7 +40,9 @@ class Scratch:
 
 def _remove_if_abandoned(folder: Path) -> None:
     """Remove a folder of this user whose lock nobody holds. One without a lock is just made."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ImportError):
+        import fcntl
+
         found = os.lstat(folder)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
             return

@@ -350,7 +350,8 @@ class Flow:
         """
         if self.agrees(given) is not None or _broadcasts(given, record):
             return False
-        takers = [c for c in self.taken_by[given.summary.fingerprint] if c.around is call]
+        every = self.taken_by.get(given.summary.fingerprint, ())
+        takers = [c for c in every if c.around is call]
         told = {self.agrees(r) for c in takers if c.start < record.id for r in c.outputs}
         return True in told and False not in told
 

@@ -356,7 +356,7 @@ def begin(
     """Begin a run by tokens in ``parent``; return its folder and what writes it.
 
     Raises:
-        CompareError: the run is no recording of one process.
+        CompareError: the run is no folder, or several processes of a rank recorded it.
     """
     if run.path is None:
         raise CompareError(f"{run.label} is no folder: its tokens can't be put together")
