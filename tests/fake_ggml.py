@@ -75,7 +75,7 @@ class Library:
         made = self.known[ctypes.addressof(tensor)]
         start = (tensor.data or 0) - made.data.ctypes.data
         shape, steps = tuple(tensor.ne)[::-1], tuple(tensor.nb)[::-1]
-        return strided(made.data[start:], tensor.type, shape, steps)
+        return strided(made.data[start:].copy(), tensor.type, shape, steps)
 
     def rows(self, tensor: Tensor, width: int) -> Array:
         made = self.known[ctypes.addressof(tensor)]

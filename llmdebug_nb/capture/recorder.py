@@ -23,16 +23,17 @@ from typing import TypeVar
 
 import torch
 
+from llmdebug_nb.capture import rows
 from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.geometry import Key, ShapeTexts, identity, shape_text, too_many_sizes
 from llmdebug_nb.capture.kept_sources import KeptSources
 from llmdebug_nb.capture.operators.view_chains import ViewChains
 from llmdebug_nb.capture.payload import NotKept, Policy
-from llmdebug_nb.capture.signatures import argument_of
+from llmdebug_nb.capture.rows import Settled, Site, row_of
 from llmdebug_nb.capture.sink import Bytes, RecordedCall, ScalarRow, Sink
 from llmdebug_nb.capture.walk import scalar_text
-from llmdebug_nb.core.columns import AT, COLUMNS, RECORDS, Row
+from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.errors import StoreError
 from llmdebug_nb.core.kernels import look
 from llmdebug_nb.core.kernels import summary as kernel
@@ -42,17 +43,6 @@ from llmdebug_nb.core.masking import masked
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import RootCall, View
 
-_MIN = AT["min"]
-_KIND = RECORDS.span("dtype", "shape")
-_STATISTICS = RECORDS.span("min", "zero")
-_CONTENT = RECORDS.span("min", "fingerprint")
-_FINGERPRINT, _OFFSET, _LENGTH, _LOST = AT["fingerprint"], AT["offset"], AT["length"], AT["lost"]
-_DTYPE, _SHAPE, _KEPT, _KEPT_SHAPE = AT["dtype"], AT["shape"], AT["kept"], AT["kept_shape"]
-_DEVICE, _PRODUCER, _ROLE = AT["device"], AT["producer"], AT["role"]
-_PHASE, _SLOT, _ARGUMENT, _VIEWS = AT["phase"], AT["slot"], AT["argument"], AT["views"]
-_AFTER_SITE = [None] * (len(COLUMNS) - _DTYPE)
-_AFTER_DEVICE = [None] * (len(COLUMNS) - _PRODUCER)
-_INPUTS = ("input", "after")  # the roles of arguments
 _MANY = 4096  # rows in hand before they are committed, also in the middle of a root call
 
 T = TypeVar("T")
@@ -91,12 +81,13 @@ class Recorder:
         self._known_weights: dict[Key, tuple[bytes, Row]] = {}
         # storage number -> the record of the last output in it
         self._producers: dict[int | None, int] = {}
+        self._settled: dict[int, Settled] = {}  # by id, of one root call
         self._reserved: list[int] = []  # storage numbers that no other storage may take meanwhile
         self._shape_texts = ShapeTexts()
         self._vectors: dict[torch.device, list[tuple[Row, torch.Tensor]]] = defaultdict(list)
         self._arena = look.arena() if self._policy.part_name is None else None
-        # numbers of look and record, call, phase, role, slot, storage number, views
-        self._looks: list[tuple[int, int, RecordedCall, str, str, str, int | None, int | None]] = []
+        # number of the look, site, storage number, views
+        self._looks: list[tuple[int, Site, int | None, int | None]] = []
         self._copies: list[tuple[Row, Row]] = []  # rows that wait for the statistics of another
 
     # -- what is recorded -----------------------------------------------------------------------
@@ -128,6 +119,10 @@ class Recorder:
         with self._lock:
             number = self.records
             self.records = number + 1
+            settled = self._settled.get(id(tensor))
+            if settled is not None:
+                self._write_settled(settled, (number, call, phase, role, slot))
+                return
             place, looked, views = None, look.NOT_FOR_THIS, None
             is_output = role == "output"
             try:
@@ -151,12 +146,16 @@ class Recorder:
             if place is not None and is_output:
                 self._reserved.append(place)
             if looked >= 0:
-                self._looks.append((looked, number, call, phase, role, slot, place, views))
+                self._looks.append((looked, (number, call, phase, role, slot), place, views))
                 if self._policy.wanted:
                     self._write_looks()  # at once, so that a crash of the program loses nothing
             else:
-                site = [number, call.root_call, call.path, call.number, phase, role, slot, call.op]
-                self._write_row(tensor, place, call, site, views)
+                self._write_row(tensor, place, (number, call, phase, role, slot), views)
+
+    def settle(self, tensor: torch.Tensor) -> None:
+        """Promise that a tensor never changes again: until the root call ends it is read once."""
+        with self._lock:
+            self._settled[id(tensor)] = Settled(tensor)
 
     def record_weight(self, call: RecordedCall, slot: str, tensor: torch.Tensor) -> None:
         """Record the fingerprint of a weight, if it is contiguous in the host's memory."""
@@ -211,16 +210,29 @@ class Recorder:
     # -- rows -----------------------------------------------------------------------------------
 
     def _write_row(
-        self, tensor: torch.Tensor, place: int | None, call: RecordedCall, site: Row,
-        views: int | None,
-    ) -> None:  # fmt: skip
+        self, tensor: torch.Tensor, place: int | None, site: Site, views: int | None
+    ) -> Row:
         """Make the row of a tensor now."""
         self._write_looks()
-        row: Row = [*site, *_AFTER_SITE]
-        row[_ARGUMENT], row[_VIEWS] = _argument(row, call), views
+        row = row_of(site, views, *rows.AFTER_SITE)
         self._rows.append(row)
         describe = self._describe_weight if place in self._weights else self._describe
         self._attempt(row, describe, tensor)
+        self._end_row(row, place)
+        return row
+
+    def _write_settled(self, settled: Settled, site: Site) -> None:
+        """Make the row of a tensor that was promised to stay as it is."""
+        known = settled.row
+        if known is None:
+            settled.row = self._write_row(settled.tensor, settled.place, site, None)
+            return
+        row = row_of(site, None, *known[rows.DTYPE :])
+        self._rows.append(row)
+        self._attempt(row, self._repeat, known)
+        self._end_row(row, settled.place)
+
+    def _end_row(self, row: Row, place: int | None) -> None:
         self._link_producer(row, place)
         if len(self._rows) >= _MANY:
             self.flush()
@@ -231,15 +243,12 @@ class Recorder:
             return
         done, more = 0, self._policy.wanted or self._shown_fingerprint is not None
         try:
-            for looked, number, call, phase, role, slot, place, views in self._looks:
+            for looked, site, place, views in self._looks:
                 done += 1
                 dtype, shape, figures, data = self._arena.take(looked)
                 text, content = self._shape_texts[shape], fingerprint(data)
-                row: Row = [
-                    number, call.root_call, call.path, call.number, phase, role, slot, call.op,
-                    dtype, text, *figures, content, "cpu", *_AFTER_DEVICE,
-                ]  # fmt: skip
-                row[_ARGUMENT], row[_VIEWS] = _argument(row, call), views
+                known = dtype, text, *figures, content, "cpu", *rows.AFTER_DEVICE
+                row = row_of(site, views, *known)
                 self._rows.append(row)
                 first = self._by_content.setdefault((content, dtype, text), row)
                 if more and first is not row:
@@ -254,8 +263,8 @@ class Recorder:
 
     def _link_producer(self, row: Row, place: int | None) -> None:
         """Note the record that last put out the storage; an output becomes that record itself."""
-        row[_PRODUCER] = self._producers.get(place)
-        if place is not None and row[_ROLE] == "output":
+        row[rows.PRODUCER] = self._producers.get(place)
+        if place is not None and row[rows.ROLE] == "output":
             self._producers[place] = row[0]
 
     def _attempt(self, row: Row, work: Callable[[Row, T], None], argument: T) -> None:
@@ -264,7 +273,9 @@ class Recorder:
             work(row, argument)
         except StoreError as error:
             self.failure = error
-            if row[_OFFSET] is None:  # the payload of a duplicate is there, even without a frame
+            if (
+                row[rows.OFFSET] is None
+            ):  # the payload of a duplicate is there, even without a frame
                 self._lose(row, str(error).partition(";")[0])
         except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError) as error:
             first_line = str(error).partition("\n")[0]
@@ -281,7 +292,7 @@ class Recorder:
             return
         old_sample, known = self._known_weights.get(key, (None, row))
         if old_sample == sample:
-            row[_KIND], row[_DEVICE] = known[_KIND], known[_DEVICE]
+            row[rows.KIND], row[rows.DEVICE] = known[rows.KIND], known[rows.DEVICE]
             self._repeat(row, known)
         else:
             self._describe(row, tensor)
@@ -289,9 +300,9 @@ class Recorder:
 
     def _describe(self, row: Row, tensor: torch.Tensor) -> None:
         """Fill in dtype, shape, statistics, fingerprint and payload, once for equal tensors."""
-        row[_DTYPE], row[_SHAPE] = dtype_name(tensor), "[]"
-        row[_SHAPE] = shape_text(tensor)
-        row[_DEVICE] = "cpu" if tensor.is_cpu else str(tensor.device)
+        row[rows.DTYPE], row[rows.SHAPE] = dtype_name(tensor), "[]"
+        row[rows.SHAPE] = shape_text(tensor)
+        row[rows.DEVICE] = "cpu" if tensor.is_cpu else str(tensor.device)
         where = memory(tensor) if on_host(tensor) and not tensor.is_nested else None
         why = too_many_sizes(tensor) or (unreadable(tensor) if where is None else None)
         if why is not None:
@@ -304,37 +315,37 @@ class Recorder:
         if data is None:
             known, key = self._by_place, identity(tensor) if self.recognizes_places else None
         else:
-            row[_FINGERPRINT] = fingerprint(data)
-            known, key = self._by_content, (row[_FINGERPRINT], row[_DTYPE], row[_SHAPE])
+            row[rows.FINGERPRINT] = fingerprint(data)
+            known, key = self._by_content, (row[rows.FINGERPRINT], row[rows.DTYPE], row[rows.SHAPE])
         if key:
             first = known.setdefault(key, row)
             if first is not row:
                 self._repeat(row, first)
                 return
         if data is not None and self._shown_fingerprint is not None:
-            row[_FINGERPRINT] = self._shown_fingerprint(data)
+            row[rows.FINGERPRINT] = self._shown_fingerprint(data)
         self._fill_statistics(row, tensor, where)
         if self._policy.wanted:
             self._keep_part(row, tensor, data)
 
     def _repeat(self, row: Row, known: Row) -> None:
         """Describe a row like that of an equal tensor."""
-        row[_CONTENT] = known[_CONTENT]
-        if row[_MIN] is None:
+        row[rows.CONTENT] = known[rows.CONTENT]
+        if row[rows.MIN] is None:
             self._copies.append((row, known))
-        if known[_OFFSET] is not None:
-            row[_KEPT], row[_KEPT_SHAPE] = known[_KEPT], known[_KEPT_SHAPE]
+        if known[rows.OFFSET] is not None:
+            row[rows.KEPT], row[rows.KEPT_SHAPE] = known[rows.KEPT], known[rows.KEPT_SHAPE]
             self.kept += 1
-            self.sink.duplicate(row, known[_OFFSET], known[_LENGTH])
-        elif known[_LOST] is not None:
-            self._lose(row, known[_LOST])
+            self.sink.duplicate(row, known[rows.OFFSET], known[rows.LENGTH])
+        elif known[rows.LOST] is not None:
+            self._lose(row, known[rows.LOST])
 
     def _fill_statistics(
         self, row: Row, tensor: torch.Tensor, where: tuple[int, int] | None
     ) -> None:
         try:
             if on_host(tensor):
-                row[_STATISTICS] = kernel.figures(tensor, where)
+                row[rows.STATISTICS] = kernel.figures(tensor, where)
                 return
             vector = kernel.device_figures(tensor)
         except (RuntimeError, NotImplementedError):
@@ -347,7 +358,7 @@ class Recorder:
     def _keep_content(self, row: Row, data: memoryview) -> None:
         """Keep the payload of a copied tensor whose row is complete otherwise."""
         if self._shown_fingerprint is not None:
-            row[_FINGERPRINT] = self._shown_fingerprint(data)
+            row[rows.FINGERPRINT] = self._shown_fingerprint(data)
         if self._policy.wanted:
             self._keep(row, data.nbytes, lambda: data)
 
@@ -358,10 +369,10 @@ class Recorder:
             whole = data
             if whole is None:
                 whole = to_bytes(tensor)
-                row[_FINGERPRINT] = (self._shown_fingerprint or fingerprint)(whole)
+                row[rows.FINGERPRINT] = (self._shown_fingerprint or fingerprint)(whole)
             if self._policy.part_name is None:
                 return whole
-            row[_KEPT], row[_KEPT_SHAPE] = self._policy.part_name, shape_text(part)
+            row[rows.KEPT], row[rows.KEPT_SHAPE] = self._policy.part_name, shape_text(part)
             return to_bytes(part)
 
         try:
@@ -385,8 +396,8 @@ class Recorder:
         self.kept += 1
 
     def _lose(self, row: Row, why: str) -> None:
-        row[_LOST], row[_KEPT], row[_KEPT_SHAPE] = masked(why), None, None
-        self.lost[row[_LOST]] += 1
+        row[rows.LOST], row[rows.KEPT], row[rows.KEPT_SHAPE] = masked(why), None, None
+        self.lost[row[rows.LOST]] += 1
 
     # -- commits --------------------------------------------------------------------------------
 
@@ -395,6 +406,7 @@ class Recorder:
         with self._lock:
             self.flush(calls)
             self._producers.clear()
+            self._settled.clear()
             reserved, self._reserved = self._reserved, []
             pytorch.release_storage_numbers(reserved)
             self._chains.clear()
@@ -407,17 +419,17 @@ class Recorder:
             for pending in self._vectors.values():
                 figures = kernel.read_back([vector for _, vector in pending])
                 for (row, _), row_figures in zip(pending, figures, strict=True):
-                    row[_STATISTICS] = row_figures
+                    row[rows.STATISTICS] = row_figures
             for row, known in self._copies:
-                row[_STATISTICS] = known[_STATISTICS]
-            rows, scalars, self._rows, self._scalars = self._rows, self._scalars, [], []
+                row[rows.STATISTICS] = known[rows.STATISTICS]
+            made, scalars, self._rows, self._scalars = self._rows, self._scalars, [], []
             operators, self._operators = self._operators, []
             call_ids, self._call_ids = self._call_ids, []
             self._vectors.clear()
             self._copies.clear()
             try:
                 self.sink.commit(
-                    rows, calls, scalars,
+                    made, calls, scalars,
                     operators=operators, sources=self.sources.stacks, chains=self._chains.new,
                     called=call_ids, functions=self.sources.functions,
                 )  # fmt: skip
@@ -425,15 +437,7 @@ class Recorder:
                 self._chains.new.clear()
             except StoreError as error:
                 self.failure = error
-                self.lost[f"not in the index: {str(error).partition(';')[0]}"] += len(rows)
-
-
-def _argument(row: Row, call: RecordedCall) -> str | None:
-    """Return the name of the argument that a tensor is, or whose gradient it is."""
-    of_input = row[_ROLE] == "output" if row[_PHASE] != call.phase else row[_ROLE] in _INPUTS
-    if call.parameters is None or not of_input:
-        return None
-    return argument_of(row[_SLOT], call.parameters)
+                self.lost[f"not in the index: {str(error).partition(';')[0]}"] += len(made)
 
 
 def on_host(tensor: torch.Tensor) -> bool:

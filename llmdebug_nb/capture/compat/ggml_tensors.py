@@ -141,27 +141,23 @@ class Library:
 
         Raises CaptureError: a quantised type, or strides that leave the tensor.
         """
-        count = self._nbytes(tensor)
-        layout = layout_of(tensor, count)
-        return strided(self._bytes(tensor, count), *layout)
+        shape, strides = tuple(tensor.ne)[::-1], tuple(tensor.nb)[::-1]
+        return strided(self._bytes(tensor), tensor.type, shape, strides)
 
     def rows(self, tensor: Tensor, width: int) -> np.ndarray:
         """Return the bytes of each row, uint8[ne3, ne2, ne1, width], of a type in blocks.
 
         Raises CaptureError: strides that leave the tensor.
         """
-        count = self._nbytes(tensor)
         shape, strides = (*tuple(tensor.ne)[:0:-1], width), (*tuple(tensor.nb)[:0:-1], 1)
-        _check(_BYTES, shape, strides, count)
-        return strided(self._bytes(tensor, count), _BYTES, shape, strides).numpy().view(np.uint8)
+        return strided(self._bytes(tensor), _BYTES, shape, strides).numpy().view(np.uint8)
 
-    def _nbytes(self, tensor: Tensor) -> int:
-        return int(self._call("ggml_nbytes", ctypes.byref(tensor)))  # type: ignore[call-overload, no-any-return]
-
-    def _bytes(self, tensor: Tensor, count: int) -> np.ndarray:
+    def _bytes(self, tensor: Tensor) -> np.ndarray:
+        """Return a copy of the bytes, uint8[n]."""
+        this = ctypes.byref(tensor)
+        count: int = self._call("ggml_nbytes", this)  # type: ignore[assignment]
         raw = np.empty(count, np.uint8)
-        place = raw.ctypes.data_as(ctypes.c_void_p)
-        self._call("ggml_backend_tensor_get", ctypes.byref(tensor), place, 0, count)
+        self._call("ggml_backend_tensor_get", this, raw.ctypes.data, 0, count)
         return raw
 
 
@@ -174,20 +170,10 @@ def is_plain(kind: int) -> bool:
     return kind in _TYPES
 
 
-def layout_of(tensor: Tensor, nbytes: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Return type, shape and strides (in bytes), slowest axis first, of a tensor in ``nbytes``.
-
-    Raises CaptureError: see `strided`.
-    """
-    shape, strides = tuple(tensor.ne)[::-1], tuple(tensor.nb)[::-1]
-    _check(tensor.type, shape, strides, nbytes)
-    return tensor.type, shape, strides
-
-
 def _check(kind: int, shape: tuple[int, ...], strides: tuple[int, ...], nbytes: int) -> None:
     if kind not in _TYPES:
         raise CaptureError(f"values of ggml's type {kind} are not read: its elements are blocks")
-    width = np.dtype(_TYPES[kind][0]).itemsize
+    width = _TYPES[kind][1].itemsize
     end = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + width
     if min(shape) < 0 or (0 not in shape and end > nbytes) or any(s % width for s in strides):
         raise CaptureError(
@@ -198,7 +184,9 @@ def _check(kind: int, shape: tuple[int, ...], strides: tuple[int, ...], nbytes: 
 def strided(
     raw: np.ndarray, kind: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> torch.Tensor:
-    """Return the values in bytes, uint8[n], as a contiguous tensor. ``strides``: in bytes.
+    """Return the values in bytes, uint8[n], as a contiguous tensor, which may share their memory.
+
+    ``strides``: in bytes.
 
     Raises CaptureError: a type without values of its own (quantised), or strides that leave the
     bytes or cut an element. The numbers come from the engine and are not trusted.
@@ -207,6 +195,5 @@ def strided(
     name, dtype = _TYPES[kind]
     if 0 in shape:
         return torch.empty(shape, dtype=dtype)
-    whole = raw[: raw.nbytes - raw.nbytes % np.dtype(name).itemsize].view(name)
-    values = np.lib.stride_tricks.as_strided(whole, shape, strides).copy()
-    return torch.from_numpy(values).view(dtype)
+    values: np.ndarray = np.ndarray(shape, name, raw.data, strides=strides)
+    return torch.from_numpy(np.ascontiguousarray(values)).view(dtype)

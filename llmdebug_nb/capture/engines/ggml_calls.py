@@ -8,10 +8,10 @@ from typing import NamedTuple, Protocol
 import torch
 
 from llmdebug_nb.capture.calls import Leaf, OpenCall, innermost
-from llmdebug_nb.capture.engines.ggml_axes import Shape
 from llmdebug_nb.capture.engines.ggml_graph import Graph, NodeKey, path_in
+from llmdebug_nb.capture.engines.ggml_plan import Reads
 from llmdebug_nb.capture.parts import Parts
-from llmdebug_nb.core.ggml import FACTS, PREFIX, ROLE, NodeFacts, text_of
+from llmdebug_nb.core.ggml import FACTS, PREFIX, ROLE
 from llmdebug_nb.core.paths import ancestors
 from llmdebug_nb.core.records import RootCall
 
@@ -27,22 +27,20 @@ class Followed(Protocol):
 
 
 class Computed(NamedTuple):
-    """A node that was computed. ``parameters``: of its operation, by name."""
+    """A node that was computed."""
 
     key: NodeKey
     inputs: Sequence[Leaf]
     output: torch.Tensor
-    parameters: Sequence[tuple[str, int | float]]
-    facts: NodeFacts
+    reads: Reads
 
 
 class GraphCalls:
-    """``values``, ``shapes``: by the address of a tensor, of this pass. ``module``: the present."""
+    """``values``: of this pass, by the address of their tensor. ``module``: the present."""
 
     def __init__(self, parts: Parts, followed: Followed, prefix: str, root: RootCall) -> None:
         self._parts, self._followed, self._prefix, self._root = parts, followed, prefix, root
         self.values: dict[int, torch.Tensor] = {}
-        self.shapes: dict[int, Shape] = {}
         self.module = ""
         self._open: dict[str, OpenCall] = {}
         self._last: tuple[str, torch.Tensor] | None = None
@@ -69,6 +67,8 @@ class GraphCalls:
     # -- modules ----------------------------------------------------------------------------------
 
     def _enter(self, module: str, inputs: Sequence[Leaf]) -> None:
+        if module == self.module:  # all that is around it has begun
+            return
         around = [module, *ancestors(module)]
         self._leave(around)
         for path in reversed(around):
@@ -115,9 +115,9 @@ class GraphCalls:
         row = [call.root_call, call.path, call.number, "forward", ROLE, call.op, None]
         recorder.record_operator([*row, *within, None, None])
         recorder.record_texts(call, ROLE, [("name", node.key.name)])
-        if not self._parts.options.stats_only:  # it is computed again by its values
-            recorder.record_texts(call, ROLE, [(FACTS, text_of(node.facts))])
-        observer.begin_call(call, [*node.inputs, *node.parameters])
+        if node.reads.facts:
+            recorder.record_texts(call, ROLE, [(FACTS, node.reads.facts)])
+        observer.begin_call(call, [*node.inputs, *node.reads.parameters])
         observer.end_call(call, [("0", node.output)])
 
     def _call(self, module: str, op: str, level: str) -> OpenCall:

@@ -8,9 +8,10 @@ name says (``l_out-0``), nameless ones in that of the node before.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -57,8 +58,8 @@ class GraphNode:
 class Keys:
     """Numbers the nodes of a graph that have the same name and operation."""
 
-    def __init__(self) -> None:
-        self._count: Counter[tuple[str, str]] = Counter()
+    def __init__(self, taken: Iterable[NodeKey] = ()) -> None:
+        self._count = Counter((key.name, key.op) for key in taken)
 
     def next(self, name: str, op: str, weights: Sequence[str]) -> NodeKey:
         if _NAMELESS.fullmatch(name):
@@ -165,6 +166,7 @@ def block_of(name: str) -> str:
     return f"{_BLOCK}.{int(number[1])}" if number else ""
 
 
+@functools.lru_cache(maxsize=4096)
 def path_in(prefix: str, path: str) -> str:
     """Return the path of a module in the dump."""
     return bounded((prefix + path).rstrip("."))

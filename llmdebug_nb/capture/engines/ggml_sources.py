@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.capture.compat.ggml_tensors import Reading, Tensor
 from llmdebug_nb.capture.engines.ggml_axes import Shape, tokens_first
+from llmdebug_nb.capture.engines.ggml_plan import Plan, Read
 from llmdebug_nb.capture.engines.ggml_weights import Weights
 from llmdebug_nb.core.errors import CaptureError
 from llmdebug_nb.core.ggml import NodeFacts, Source, View
@@ -25,24 +26,23 @@ from llmdebug_nb.core.ggml import NodeFacts, Source, View
 class Sources:
     """Reads what the nodes of one pass over a graph read.
 
-    ``values``, ``shapes``: of the results so far, by address. ``base(address)``: what a view is of.
-    ``weights``: also reads the cache; None: it is not wanted. ``problems``: counts what can't be
-    read.
+    ``values``: of the results so far, by address. ``plan``: of the graph. ``weights``: also reads
+    the cache; None: it is not wanted. ``problems``: counts what can't be read.
     """
 
     def __init__(
-        self, library: Reading, values: Mapping[int, torch.Tensor], shapes: Mapping[int, Shape],
-        base: Callable[[int], int], weights: Weights | None, problems: Counter[str],
+        self, library: Reading, values: Mapping[int, torch.Tensor], plan: Plan,
+        weights: Weights | None, prefix: str, problems: Counter[str],
     ) -> None:  # fmt: skip
-        self._library, self._values, self._shapes = library, values, shapes
-        self._base, self._weights, self._problems = base, weights, problems
+        self._library, self._values, self._plan = library, values, plan
+        self._weights, self._prefix, self._problems = weights, prefix, problems
         self._inputs: dict[int, torch.Tensor] = {}  # of the graph
 
-    def of(self, node: Tensor, shape: Shape, prefix: str) -> tuple[list[Leaf], NodeFacts]:
-        """Return the inputs of a node that was just computed, and what is known of it."""
-        inputs: list[Leaf] = []
+    def facts(self, node: Tensor, shape: Shape) -> tuple[list[Read], NodeFacts]:
+        """Return the inputs of a node, and what is known of it."""
+        read: list[Read] = []
         facts = NodeFacts(
-            list(shape.ne), [], shape.tokens, prefix, self._library.device(node)
+            list(shape.ne), [], shape.tokens, self._prefix, self._library.device(node)
         )  # fmt: skip
         for slot, pointer in enumerate(node.src):
             if not pointer:
@@ -53,17 +53,27 @@ class Sources:
                 facts.sources.append(Source(slot, kind, ne, name_of(source)))
                 continue
             address = ctypes.addressof(source)
-            base = self._base(address)
+            base = self._plan.base(address)
             view = self._view(source, address, base) if base in self._values else None
-            values = self._values[base] if view else self._read(node, source, address, base)
-            if values is not None:
-                inputs.append((str(slot), values))
+            read.append(Read(str(slot), address, base, view is not None))
             facts.sources.append(Source(slot, kind, ne, view=view))
-        return inputs, facts
+        return read, facts
+
+    def of(self, node: Tensor, read: Sequence[Read]) -> list[Leaf]:
+        """Return the inputs of a node that was just computed."""
+        inputs: list[Leaf] = []
+        for slot, address, base, computed in read:
+            values = self._values[base] if computed else self._read(node, address, base)
+            if values is not None:
+                inputs.append((slot, values))
+        return inputs
 
     def _view(self, source: Tensor, address: int, base: int) -> View | None:
         """Return how a source lies in an earlier result; None if it is a copy of it."""
-        shape = self._shapes[base]
+        made = self._plan.of(base)
+        if made is None:
+            return None
+        shape = made.shape
         if address == base:
             return View(list(shape.ne), shape.tokens)
         whole = Tensor.from_address(base)
@@ -74,11 +84,12 @@ class Sources:
             return None
         return View(list(shape.ne), shape.tokens, [int(n) for n in source.nb], offset)
 
-    def _read(self, node: Tensor, source: Tensor, address: int, base: int) -> torch.Tensor | None:
+    def _read(self, node: Tensor, address: int, base: int) -> torch.Tensor | None:
         """Return a source that no node of this pass computed; None if it is not wanted, or gone."""
-        is_input = address == base and self._library.op(source) == "NONE"
+        source = Tensor.from_address(address)
         if address in self._inputs:
             return self._inputs[address]
+        is_input = address == base and self._library.op(source) == "NONE"
         if not (is_input or self._weights is not None) or _overlap(node, source):
             return None
         read = self._library.values if self._weights is None else self._weights.values

@@ -19,12 +19,12 @@ from llmdebug_nb.capture.engines.ggml_calls import Computed, GraphCalls
 from llmdebug_nb.capture.engines.ggml_graph import (
     Graph,
     GraphNode,
-    Keys,
     NodeKey,
     has_values,
     path_in,
 )
 from llmdebug_nb.capture.engines.ggml_parameters import parameters_of
+from llmdebug_nb.capture.engines.ggml_plan import Plan, Planned, Reads, fields_of
 from llmdebug_nb.capture.engines.ggml_rounding import epsilon_of, half_precision
 from llmdebug_nb.capture.engines.ggml_sources import Sources, name_of
 from llmdebug_nb.capture.engines.ggml_weights import Weights
@@ -33,7 +33,7 @@ from llmdebug_nb.capture.operators.kinds import OperatorFilter
 from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.core.columns import TOKEN_ROWS
 from llmdebug_nb.core.errors import CaptureError
-from llmdebug_nb.core.ggml import PREFIX, owner_of
+from llmdebug_nb.core.ggml import PREFIX, owner_of, text_of
 from llmdebug_nb.core.paths import ancestors
 from llmdebug_nb.core.records import RootCall
 
@@ -51,7 +51,7 @@ class LlamaSteps:
         self._operators = OperatorFilter(parts.options.apis)
         self._raised: BaseException | None = None
         self._probed: list[GraphNode] | None = []
-        self._keys, self._key_of, self._views = Keys(), dict[int, NodeKey](), dict[int, int]()
+        self._plan, self._begins, self._read = Plan(), (0, b""), set[NodeKey]()
         # addresses of weights that are not recorded yet
         self._weights: dict[str, int] = {}
         self._batch: Sequence[BatchRow] | None = None
@@ -78,10 +78,10 @@ class LlamaSteps:
         if self._raised is not None:
             raise self._raised
         self.graph = Graph(probed)
-        begins = next((n for n in probed if n.key.op == "GET_ROWS" and n.weights), None)
+        begins = next((n for n in self._plan.nodes if n.key.op == "GET_ROWS" and n.weights), None)
         if begins is None:
             raise CaptureError("this model looks no tokens up (no GET_ROWS of a weight)")
-        self._begins = begins.key
+        self._begins = _label(Tensor.from_buffer_copy(begins.fields))
         self.label = self._context.architecture
         self._prefix = self._parts.roots.next_prefix(self.label)
         self._parts.roots.add_nodes(self.graph.topology(self.label, self._prefix))
@@ -114,6 +114,7 @@ class LlamaSteps:
         nodes = self.graph.nodes
         self._read = {key for key, node in nodes.items() if self._is_inside(node.module)}
         self._read.update(*(nodes[key].sources for key in list(self._read)))
+        self._plan = Plan()
 
     def _is_inside(self, module: str) -> bool:
         return any(self.kept.get(path, False) for path in (module, *ancestors(module)))
@@ -179,76 +180,57 @@ class LlamaSteps:
         """
         try:
             if self._probed is not None:
-                self._see(Tensor.from_address(address), address)
+                self._see(address)
                 return False
             work = self._asked if ask else self._computed
-            return bool(self._guarded(work, Tensor.from_address(address), address)) or not ask
+            return bool(self._guarded(work, address)) or not ask
         except BaseException as error:
             self._raised = self._raised or error
             return not ask
 
-    def _see(self, tensor: Tensor, address: int) -> None:
-        key, weights = self._key(tensor)
-        if not self._has_values(key, tensor):
-            self._follow_view(tensor, address)
+    def _see(self, address: int) -> None:
+        planned = self._planned(Tensor.from_address(address), address)
+        if not planned.has_values:
             return
-        self._key_of[address] = key
-        sources = [self._key_of.get(self._base(at)) for at in _sources(tensor)]
-        shapes = {name: _shape(weight) for name, weight in weights.items()}
-        dtypes = {n: self._context.library.type_name(w.type) for n, w in weights.items()}
-        self._weights.update({n: ctypes.addressof(w) for n, w in weights.items()})
-        known = tuple(source for source in sources if source is not None)
+        read = [self._plan.of(self._plan.base(at)) for at in _sources(Tensor.from_address(address))]
+        shapes = {name: _shape(weight) for name, weight in planned.weights.items()}
+        dtypes = {n: self._context.library.type_name(w.type) for n, w in planned.weights.items()}
+        self._weights.update({n: ctypes.addressof(w) for n, w in planned.weights.items()})
+        known = tuple(each.key for each in read if each is not None and each.has_values)
         assert self._probed is not None
-        self._probed.append(GraphNode(key, known, shapes, dtypes))
+        self._probed.append(GraphNode(planned.key, known, shapes, dtypes))
 
-    def _key(self, tensor: Tensor) -> tuple[NodeKey, dict[str, Tensor]]:
-        weights = {}
-        for source in tensor.src:
-            if source and self._context.library.is_weight(source.contents):
-                weights[name_of(source.contents)] = source.contents
-        op = self._context.library.op(tensor)
-        return self._keys.next(name_of(tensor), op, list(weights)), weights
-
-    def _has_values(self, key: NodeKey, tensor: Tensor) -> bool:
-        sources = [self._context.library.op(each.contents) for each in tensor.src if each]
-        return has_values(key.op, sources)
-
-    def _follow_view(self, tensor: Tensor, address: int) -> None:
-        source = next(iter(_sources(tensor)), None)
-        if source is not None:
-            self._views[address] = source
-
-    def _base(self, address: int) -> int:
-        """Return what a view is of, through views of views."""
-        for _ in range(len(self._views)):
-            if address not in self._views:
-                break
-            address = self._views[address]
-        return address
+    def _planned(self, tensor: Tensor, address: int) -> Planned:
+        """Find out about a node that is not in the plan yet, and put it there."""
+        library, plan = self._context.library, self._plan
+        sources = [each.contents for each in tensor.src if each]
+        weights = {name_of(each): each for each in sources if library.is_weight(each)}
+        key = plan.key(name_of(tensor), library.op(tensor), list(weights))
+        valued = has_values(key.op, [library.op(each) for each in sources])
+        places = [ctypes.addressof(each) for each in sources]
+        shapes = [plan.shape(each) for each in places]
+        axis: int | None = 1
+        if _label(tensor) != self._begins:
+            axis = tokens_of(key.op, tensor.ne, tensor.nb, tensor.op_params, shapes)
+        base = address if valued or not places else plan.base(places[0])
+        shape = Shape(tuple(tensor.ne), tuple(tensor.nb), axis)
+        return plan.add(Planned(address, fields_of(address), key, weights, shape, base, valued))
 
     # -- passes ---------------------------------------------------------------------------------
 
-    def _asked(self, tensor: Tensor, address: int) -> bool:
-        op, name = self._context.library.op(tensor), name_of(tensor)
-        if (name, op) == self._begins[:2]:
+    def _asked(self, address: int) -> bool:
+        tensor = Tensor.from_address(address)
+        if _label(tensor) == self._begins:
             self._end_pass()
             self._begin_pass(tensor)
-        calls = self._calls
-        if calls is None:
+        if self._calls is None:
             return False
-        key, _ = self._key(tensor)
-        around = [calls.shapes.get(source) for source in _sources(tensor)]
-        axis = (
-            1
-            if key == self._begins
-            else tokens_of(key.op, tensor.ne, tensor.nb, tensor.op_params, around)
-        )
-        calls.shapes[address] = Shape(tuple(tensor.ne), tuple(tensor.nb), axis)
-        if not self._has_values(key, tensor):
-            self._follow_view(tensor, address)
-            return False
-        self._key_of[address] = key
-        return key in self._read or key not in self.graph.nodes
+        planned = self._plan.next(address)
+        if planned is None:
+            planned = self._planned(tensor, address)
+            is_known = planned.key in self.graph.nodes
+            planned.wanted = planned.has_values and (planned.key in self._read or not is_known)
+        return planned.wanted
 
     def _begin_pass(self, tensor: Tensor) -> None:
         """Begin a step: its tokens are known now."""
@@ -269,15 +251,14 @@ class LlamaSteps:
         call = self._parts.steps.begin(self, "", True, (), {})
         recording = self._parts.filter.selects(call)
         self._parts.thread.begin(call, recording, path_in(self._prefix, ""))
-        self._keys, self._open = Keys(), True
-        self._key_of.clear()
-        self._views.clear()
+        self._plan.begin()
+        self._open = True
         if recording:
             self._calls = GraphCalls(self._parts, self, self._prefix, call)
             self._calls.begin({"kwargs.input_ids": torch.tensor(tokens)})
             weights = self._reader if self._parts.options.weights else None
             self._sources = Sources(
-                self._context.library, self._calls.values, self._calls.shapes, self._base, weights,
+                self._context.library, self._calls.values, self._plan, weights, self._prefix,
                 self._parts.guard.problems,
             )  # fmt: skip
             if weights is not None:
@@ -313,20 +294,29 @@ class LlamaSteps:
             index, step=self._step, kind="engine", query=self._tokens, batch=self._requests
         )
 
-    def _computed(self, tensor: Tensor, address: int) -> None:
-        calls, sources, key = self._calls, self._sources, self._key_of.get(address)
-        if calls is None or sources is None or key is None:
+    def _computed(self, address: int) -> None:
+        calls, sources, planned = self._calls, self._sources, self._plan.of(address)
+        if calls is None or sources is None or planned is None:
             return
-        values = self._context.library.values(tensor)
-        calls.values[address] = tokens_first(values, calls.shapes[address].tokens)
-        node = self.graph.nodes.get(key)
+        tensor = Tensor.from_address(address)
+        values = tokens_first(self._context.library.values(tensor), planned.shape.tokens)
+        calls.values[address] = values
+        self._parts.recorder.settle(values)
+        node = self.graph.nodes.get(planned.key)
         module = calls.module if node is None else node.module
         if not self._is_inside(module):
             return
-        inputs, facts = sources.of(tensor, calls.shapes[address], self._prefix)
-        parameters = list(parameters_of(key.op, tensor.op_params))
-        computed = Computed(key, inputs, calls.values[address], parameters, facts)
-        calls.node(module, computed, PREFIX + key.op in self._operators)
+        if planned.reads is None:
+            planned.reads = self._reads(sources, tensor, planned)
+        inputs = sources.of(tensor, planned.reads.sources)
+        computed = Computed(planned.key, inputs, values, planned.reads)
+        calls.node(module, computed, PREFIX + planned.key.op in self._operators)
+
+    def _reads(self, sources: Sources, tensor: Tensor, planned: Planned) -> Reads:
+        read, facts = sources.facts(tensor, planned.shape)
+        parameters = list(parameters_of(planned.key.op, tensor.op_params))
+        # without its values a node is not computed again
+        return Reads(read, parameters, "" if self._parts.options.stats_only else text_of(facts))
 
     def _end_pass(self) -> None:
         if not self._open:
@@ -339,6 +329,11 @@ class LlamaSteps:
         self._parts.thread.after_recorded = False
         if calls is not None:
             self._parts.commit()
+
+
+def _label(tensor: Tensor) -> tuple[int, bytes]:
+    """Return the number of the operation of a node, and its name."""
+    return tensor.op, tensor.name
 
 
 def _shape(tensor: Tensor) -> list[int]:

@@ -1,0 +1,48 @@
+"""The rows of records: the numbers of their columns, and how one begins."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+
+from llmdebug_nb.capture.compat import pytorch
+from llmdebug_nb.capture.signatures import argument_of
+from llmdebug_nb.capture.sink import RecordedCall
+from llmdebug_nb.core.columns import AT, COLUMNS, RECORDS, Row
+
+MIN = AT["min"]
+KIND = RECORDS.span("dtype", "shape")
+STATISTICS = RECORDS.span("min", "zero")
+CONTENT = RECORDS.span("min", "fingerprint")
+FINGERPRINT, OFFSET, LENGTH, LOST = AT["fingerprint"], AT["offset"], AT["length"], AT["lost"]
+DTYPE, SHAPE, KEPT, KEPT_SHAPE = AT["dtype"], AT["shape"], AT["kept"], AT["kept_shape"]
+DEVICE, PRODUCER, ROLE = AT["device"], AT["producer"], AT["role"]
+AFTER_SITE = [None] * (len(COLUMNS) - DTYPE)
+AFTER_DEVICE = [None] * (len(COLUMNS) - PRODUCER)
+_ARGUMENT, _VIEWS = AT["argument"], AT["views"]
+_INPUTS = ("input", "after")  # the roles of arguments
+
+# where a tensor was seen: number of the record, call, phase, role, slot
+Site: TypeAlias = tuple[int, RecordedCall, str, str, str]
+
+
+class Settled:
+    """A tensor that never changes. ``place``: number of its storage. ``row``: its first record."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.place = tensor, pytorch.storage_number(tensor.untyped_storage())
+        self.row: Row | None = None
+
+
+def row_of(site: Site, views: int | None, *described: object) -> Row:
+    """Return the row of a tensor. ``described``: its columns from the dtype on."""
+    number, call, phase, role, slot = site
+    row: Row = [number, call.root_call, call.path, call.number, phase, role, slot, call.op]
+    row += described
+    row[_VIEWS], row[_ARGUMENT] = views, None
+    if call.parameters is not None:
+        of_input = role == "output" if phase != call.phase else role in _INPUTS
+        if of_input:  # an argument, or the gradient of one
+            row[_ARGUMENT] = argument_of(slot, call.parameters)
+    return row
