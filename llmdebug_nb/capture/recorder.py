@@ -154,8 +154,12 @@ class Recorder:
 
     def settle(self, tensor: torch.Tensor) -> None:
         """Promise that a tensor never changes again: until the root call ends it is read once."""
-        with self._lock:
-            self._settled[id(tensor)] = Settled(tensor)
+        settled = self._settled[id(tensor)] = Settled(tensor)
+        self._reserved.append(settled.place)
+
+    def unsettle(self, tensor: torch.Tensor) -> None:
+        """Let go of a tensor that `settle` was given."""
+        self._settled.pop(id(tensor), None)
 
     def record_weight(self, call: RecordedCall, slot: str, tensor: torch.Tensor) -> None:
         """Record the fingerprint of a weight, if it is contiguous in the host's memory."""

@@ -28,10 +28,10 @@ Site: TypeAlias = tuple[int, RecordedCall, str, str, str]
 
 
 class Settled:
-    """A tensor that never changes. ``place``: number of its storage. ``row``: its first record."""
+    """A tensor that never changes. ``place``: of its storage, reserved. ``row``: the first one."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor, self.place = tensor, pytorch.storage_number(tensor.untyped_storage())
+        self.tensor, self.place = tensor, pytorch.reserve_storage_number(tensor.untyped_storage())
         self.row: Row | None = None
 
 

@@ -173,9 +173,12 @@ def is_plain(kind: int) -> bool:
 def _check(kind: int, shape: tuple[int, ...], strides: tuple[int, ...], nbytes: int) -> None:
     if kind not in _TYPES:
         raise CaptureError(f"values of ggml's type {kind} are not read: its elements are blocks")
-    width = _TYPES[kind][1].itemsize
-    end = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + width
-    if min(shape) < 0 or (0 not in shape and end > nbytes) or any(s % width for s in strides):
+    end = width = _TYPES[kind][1].itemsize
+    cut = False
+    for n, step in zip(shape, strides, strict=True):
+        end += (n - 1) * step
+        cut |= step % width != 0
+    if cut or min(shape) < 0 or (0 not in shape and end > nbytes):
         raise CaptureError(
             f"a tensor of shape {shape} with strides {strides} does not lie in {nbytes} bytes"
         )

@@ -9,7 +9,8 @@ import torch
 
 from llmdebug_nb.capture.calls import Leaf, OpenCall, innermost
 from llmdebug_nb.capture.engines.ggml_graph import Graph, NodeKey, path_in
-from llmdebug_nb.capture.engines.ggml_plan import Reads
+from llmdebug_nb.capture.engines.ggml_plan import Described
+from llmdebug_nb.capture.engines.ggml_results import Results
 from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.core.ggml import FACTS, PREFIX, ROLE
 from llmdebug_nb.core.paths import ancestors
@@ -32,15 +33,15 @@ class Computed(NamedTuple):
     key: NodeKey
     inputs: Sequence[Leaf]
     output: torch.Tensor
-    reads: Reads
+    described: Described
 
 
 class GraphCalls:
-    """``values``: of this pass, by the address of their tensor. ``module``: the present."""
+    """``results``: of the nodes so far. ``module``: the present."""
 
     def __init__(self, parts: Parts, followed: Followed, prefix: str, root: RootCall) -> None:
         self._parts, self._followed, self._prefix, self._root = parts, followed, prefix, root
-        self.values: dict[int, torch.Tensor] = {}
+        self.results = Results(parts.recorder)
         self.module = ""
         self._open: dict[str, OpenCall] = {}
         self._last: tuple[str, torch.Tensor] | None = None
@@ -50,11 +51,11 @@ class GraphCalls:
         """Begin the call of the model."""
         self._begin("", list(inputs.items()))
 
-    def node(self, module: str, node: Computed, wanted: bool) -> None:
+    def node(self, node: Computed) -> None:
         """Record a node, after the modules that ended or began with it."""
-        self._enter(module, node.inputs)
-        if wanted and not self._parts.options.logits:
-            self._record(module, node)
+        self._enter(node.described.module, node.inputs)
+        if node.described.listed:
+            self._record(node)
         self._last = node.key.name, node.output
 
     def end(self) -> None:
@@ -93,7 +94,7 @@ class GraphCalls:
     def _begin(self, path: str, inputs: Sequence[Leaf]) -> None:
         options, observer = self._parts.options, self._parts.observer
         op = self._followed.graph.type_of(path, self._followed.label)
-        call = self._call(path, op, "module")
+        call = self._call(path, op, "module", innermost(self._open, path))
         self._parts.recorder.record_call(call)
         wanted = self._followed.kept.get(path, False) and options.records_modules
         call.selected = True
@@ -104,9 +105,10 @@ class GraphCalls:
 
     # -- nodes ------------------------------------------------------------------------------------
 
-    def _record(self, module: str, node: Computed) -> None:
+    def _record(self, node: Computed) -> None:
         recorder, observer = self._parts.recorder, self._parts.observer
-        call, outer = self._call(module, PREFIX + node.key.op, ROLE), innermost(self._open, module)
+        outer = innermost(self._open, node.described.module)
+        call = self._call(node.described.module, PREFIX + node.key.op, ROLE, outer)
         call.selected, call.recorded = True, observer.names.selects(call)
         if not call.recorded:
             return
@@ -114,12 +116,11 @@ class GraphCalls:
         within = (outer.path, outer.number) if outer is not None else (None, None)
         row = [call.root_call, call.path, call.number, "forward", ROLE, call.op, None]
         recorder.record_operator([*row, *within, None, None])
-        recorder.record_texts(call, ROLE, [("name", node.key.name)])
-        if node.reads.facts:
-            recorder.record_texts(call, ROLE, [(FACTS, node.reads.facts)])
-        observer.begin_call(call, [*node.inputs, *node.reads.parameters])
+        facts = [("name", node.key.name), (FACTS, node.described.facts)]
+        recorder.record_texts(call, ROLE, facts if node.described.facts else facts[:1])
+        observer.begin_call(call, [*node.inputs, *node.described.parameters])
         observer.end_call(call, [("0", node.output)])
 
-    def _call(self, module: str, op: str, level: str) -> OpenCall:
-        path, outer = path_in(self._prefix, module), innermost(self._open, module)
+    def _call(self, module: str, op: str, level: str, outer: OpenCall | None) -> OpenCall:
+        path = path_in(self._prefix, module)
         return self._parts.thread.of_graph(path, op, level, outer, self._root.index)

@@ -72,11 +72,12 @@ class Keys:
 class Graph:
     """The nodes of a graph in execution order, each with its module; and the modules' tree.
 
-    ``begins``: the key of the node that looks the tokens up. ``nodes``: by key.
+    ``nodes``: by key. ``readers``: how many nodes read the result of each.
     """
 
     def __init__(self, nodes: Sequence[GraphNode]) -> None:
         self.nodes = {node.key: node for node in nodes}
+        self.readers = Counter(key for node in nodes for key in {*node.sources})
         self.types: dict[str, str] = {}
         self.weights: dict[str, dict[str, list[int]]] = defaultdict(dict)
         self.dtypes: dict[str, str] = {}

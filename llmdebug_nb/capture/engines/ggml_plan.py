@@ -29,9 +29,16 @@ class Read(NamedTuple):
     computed: bool
 
 
-class Reads(NamedTuple):
-    """What a node reads. ``facts``: a text, see `core.ggml.NodeFacts`; "" if nobody asks for it."""
+class Described(NamedTuple):
+    """What the records of a node tell. ``module``: that it runs in. ``inside``: that is recorded.
 
+    ``listed``: the node is recorded itself. ``sources``: its inputs. ``facts``: a text, see
+    `core.ggml.NodeFacts`; "" if nobody asks for it.
+    """
+
+    module: str
+    inside: bool
+    listed: bool
     sources: Sequence[Read]
     parameters: Sequence[tuple[str, int | float]]
     facts: str
@@ -41,8 +48,9 @@ class Reads(NamedTuple):
 class Planned:
     """A node. ``fields``: the bytes of its tensor. ``base``: of a view, what it is a view of.
 
-    ``weights``: those that it uses, by name. ``has_values``: it is no view. ``wanted``: its values
-    are to be read. ``reads``: once it was recorded.
+    ``sources``: addresses of the nodes that it reads, through views. ``weights``: those that it
+    uses, by name. ``has_values``: it is no view. ``wanted``: its values are to be read.
+    ``described``: once they were.
     """
 
     address: int
@@ -51,9 +59,10 @@ class Planned:
     weights: dict[str, Tensor]
     shape: Shape
     base: int
+    sources: frozenset[int]
     has_values: bool
     wanted: bool = False
-    reads: Reads | None = None
+    described: Described | None = None
 
 
 def fields_of(address: int) -> bytes:

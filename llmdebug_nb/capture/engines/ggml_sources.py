@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -18,6 +18,7 @@ from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.capture.compat.ggml_tensors import Reading, Tensor
 from llmdebug_nb.capture.engines.ggml_axes import Shape, tokens_first
 from llmdebug_nb.capture.engines.ggml_plan import Plan, Read
+from llmdebug_nb.capture.engines.ggml_results import Results
 from llmdebug_nb.capture.engines.ggml_weights import Weights
 from llmdebug_nb.core.errors import CaptureError
 from llmdebug_nb.core.ggml import NodeFacts, Source, View
@@ -26,15 +27,15 @@ from llmdebug_nb.core.ggml import NodeFacts, Source, View
 class Sources:
     """Reads what the nodes of one pass over a graph read.
 
-    ``values``: of the results so far, by address. ``plan``: of the graph. ``weights``: also reads
+    ``results``: of the nodes so far. ``plan``: of the graph. ``weights``: also reads
     the cache; None: it is not wanted. ``problems``: counts what can't be read.
     """
 
     def __init__(
-        self, library: Reading, values: Mapping[int, torch.Tensor], plan: Plan,
+        self, library: Reading, results: Results, plan: Plan,
         weights: Weights | None, prefix: str, problems: Counter[str],
     ) -> None:  # fmt: skip
-        self._library, self._values, self._plan = library, values, plan
+        self._library, self._results, self._plan = library, results, plan
         self._weights, self._prefix, self._problems = weights, prefix, problems
         self._inputs: dict[int, torch.Tensor] = {}  # of the graph
 
@@ -54,7 +55,7 @@ class Sources:
                 continue
             address = ctypes.addressof(source)
             base = self._plan.base(address)
-            view = self._view(source, address, base) if base in self._values else None
+            view = self._view(source, address, base) if base in self._results else None
             read.append(Read(str(slot), address, base, view is not None))
             facts.sources.append(Source(slot, kind, ne, view=view))
         return read, facts
@@ -63,9 +64,11 @@ class Sources:
         """Return the inputs of a node that was just computed."""
         inputs: list[Leaf] = []
         for slot, address, base, computed in read:
-            values = self._values[base] if computed else self._read(node, address, base)
+            values = self._results[base] if computed else self._read(node, address, base)
             if values is not None:
                 inputs.append((slot, values))
+            elif computed:
+                self._problems[_GONE] += 1
         return inputs
 
     def _view(self, source: Tensor, address: int, base: int) -> View | None:
@@ -101,6 +104,9 @@ class Sources:
         if is_input:
             self._inputs[address] = values
         return values
+
+
+_GONE = "an input of a node was let go: more nodes read it than in a pass of one token"
 
 
 def name_of(tensor: Tensor) -> str:

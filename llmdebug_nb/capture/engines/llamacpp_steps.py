@@ -24,7 +24,7 @@ from llmdebug_nb.capture.engines.ggml_graph import (
     path_in,
 )
 from llmdebug_nb.capture.engines.ggml_parameters import parameters_of
-from llmdebug_nb.capture.engines.ggml_plan import Plan, Planned, Reads, fields_of
+from llmdebug_nb.capture.engines.ggml_plan import Described, Plan, Planned, fields_of
 from llmdebug_nb.capture.engines.ggml_rounding import epsilon_of, half_precision
 from llmdebug_nb.capture.engines.ggml_sources import Sources, name_of
 from llmdebug_nb.capture.engines.ggml_weights import Weights
@@ -212,9 +212,14 @@ class LlamaSteps:
         axis: int | None = 1
         if _label(tensor) != self._begins:
             axis = tokens_of(key.op, tensor.ne, tensor.nb, tensor.op_params, shapes)
-        base = address if valued or not places else plan.base(places[0])
+        bases = [plan.base(each) for each in places]
+        base = address if valued or not places else bases[0]
         shape = Shape(tuple(tensor.ne), tuple(tensor.nb), axis)
-        return plan.add(Planned(address, fields_of(address), key, weights, shape, base, valued))
+        return plan.add(
+            Planned(
+                address, fields_of(address), key, weights, shape, base, frozenset(bases), valued
+            )
+        )
 
     # -- passes ---------------------------------------------------------------------------------
 
@@ -230,6 +235,8 @@ class LlamaSteps:
             planned = self._planned(tensor, address)
             is_known = planned.key in self.graph.nodes
             planned.wanted = planned.has_values and (planned.key in self._read or not is_known)
+        if planned.has_values:
+            self._calls.results.read(planned.sources)
         return planned.wanted
 
     def _begin_pass(self, tensor: Tensor) -> None:
@@ -258,7 +265,7 @@ class LlamaSteps:
             self._calls.begin({"kwargs.input_ids": torch.tensor(tokens)})
             weights = self._reader if self._parts.options.weights else None
             self._sources = Sources(
-                self._context.library, self._calls.values, self._plan, weights, self._prefix,
+                self._context.library, self._calls.results, self._plan, weights, self._prefix,
                 self._parts.guard.problems,
             )  # fmt: skip
             if weights is not None:
@@ -300,23 +307,29 @@ class LlamaSteps:
             return
         tensor = Tensor.from_address(address)
         values = tokens_first(self._context.library.values(tensor), planned.shape.tokens)
-        calls.values[address] = values
-        self._parts.recorder.settle(values)
-        node = self.graph.nodes.get(planned.key)
-        module = calls.module if node is None else node.module
-        if not self._is_inside(module):
-            return
-        if planned.reads is None:
-            planned.reads = self._reads(sources, tensor, planned)
-        inputs = sources.of(tensor, planned.reads.sources)
-        computed = Computed(planned.key, inputs, values, planned.reads)
-        calls.node(module, computed, PREFIX + planned.key.op in self._operators)
+        calls.results.add(address, values, self.graph.readers.get(planned.key))
+        if planned.described is None:
+            planned.described = self._described(calls.module, sources, tensor, planned)
+        described = planned.described
+        if described.inside:
+            inputs = sources.of(tensor, described.sources)
+            calls.node(Computed(planned.key, inputs, values, described))
 
-    def _reads(self, sources: Sources, tensor: Tensor, planned: Planned) -> Reads:
+    def _described(
+        self, present: str, sources: Sources, tensor: Tensor, planned: Planned
+    ) -> Described:
+        """Describe a node that was just computed. ``present``: the module that runs."""
+        op, node = planned.key.op, self.graph.nodes.get(planned.key)
+        module = present if node is None else node.module
+        listed = PREFIX + op in self._operators and not self._parts.options.logits
+        if not self._is_inside(module):
+            return Described(module, False, listed, (), (), "")
         read, facts = sources.facts(tensor, planned.shape)
-        parameters = list(parameters_of(planned.key.op, tensor.op_params))
         # without its values a node is not computed again
-        return Reads(read, parameters, "" if self._parts.options.stats_only else text_of(facts))
+        text = "" if self._parts.options.stats_only else text_of(facts)
+        return Described(
+            module, True, listed, read, list(parameters_of(op, tensor.op_params)), text
+        )
 
     def _end_pass(self) -> None:
         if not self._open:
