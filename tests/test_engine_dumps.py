@@ -98,6 +98,12 @@ def test_the_bug_of_a_wrong_engine_is_the_first_finding(
     assert re.fullmatch(place, report.findings[0].golden.path), report.findings[0]
 
 
+def test_the_summary_of_a_right_engine_says_why_rows_have_no_partner(runs: Runs) -> None:
+    text = ld.compare(runs["llamacpp"]["golden"], runs["llamacpp"]["right"]).summary()
+    assert "rows have no partner (" in text
+    assert "the other run recorded no operators)" in text
+
+
 @pytest.mark.parametrize(("engine", "name"), CORRECT)
 def test_the_log_probabilities_of_a_right_engine_are_those_of_transformers(
     runs: Runs, engine: str, name: str

@@ -17,7 +17,7 @@ from torch import nn
 import llmdebug_nb as ld
 from llmdebug_nb.cli import main
 from llmdebug_nb.cli.command import FAILED
-from llmdebug_nb.core.printable import cell, file_part, printable
+from llmdebug_nb.core.printable import cell, file_part, printable, sentence
 from llmdebug_nb.show.text import difference_text, finding_text
 
 TITLE, CLEAR, BELL = "\x1b]0;owned\x07", "\x1b[2J", "\x9b31m"
@@ -157,6 +157,21 @@ def test_what_is_printed_is_printable_and_tells_what_was_there(text):
         assert shown == text
     elif "\\" not in text and text.isascii():
         assert shown.encode().decode("unicode_escape") == text
+
+
+@pytest.mark.parametrize(
+    ("clause", "expected"),
+    [
+        ("of the tokens, only 0 agrees", "Of the tokens, only 0 agrees."),
+        ("golden's value is twice mine.", "Golden's value is twice mine."),
+        ("model.layers.1.o_proj is the first call", "model.layers.1.o_proj is the first call."),
+        ("lm_head: it has another weight", "lm_head: it has another weight."),
+        ("transposed", "Transposed."),
+        ("", ""),
+    ],
+)
+def test_a_sentence_begins_with_a_capital_but_not_a_path(clause, expected):
+    assert sentence(clause) == expected
 
 
 @given(st.text(max_size=200))

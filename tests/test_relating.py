@@ -197,6 +197,28 @@ def test_the_first_token_alone_agrees_where_only_modules_are_recorded():
     assert "attention scores" in finding.advice
 
 
+class Flat(nn.Module):
+    """Takes all tokens as one row, as an engine does: its input tells not how many there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model("unscaled")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x.view(1, TOKENS, WIDTH))
+
+
+def test_tokens_are_told_where_only_goldens_inputs_say_how_many_there_are():
+    golden, mine, x = Model(), Flat(), torch.randn(1, TOKENS, WIDTH)
+    runs = (
+        record(golden, lambda: golden(x), "golden"),
+        record(mine, lambda: mine(x.flatten()), "mine"),
+    )
+    finding = ld.compare(*runs).findings[0]
+    assert "of the tokens, only 0 agrees" in finding.relation
+    assert "attention scores" in finding.advice
+
+
 def test_a_value_that_was_rounded_within_its_limit_is_told_as_no_cause():
     def change(model):
         weight = model.layers[1].o_proj.weight

@@ -23,7 +23,7 @@ from llmdebug_nb.notebook.bridge import Bridge
 from llmdebug_nb.show import html, series, tensors
 from llmdebug_nb.show.columns import Columns
 from llmdebug_nb.show.figure import layer_pictures
-from llmdebug_nb.show.layers import MADE, MATCH, layer_errors
+from llmdebug_nb.show.layers import DIVERGED, MADE, MATCH, UNMATCHED, layer_errors
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.show.tables import EVERYTHING
 from llmdebug_nb.show.tree import Tree
@@ -937,6 +937,20 @@ def test_each_cell_holds_the_worst_row_of_its_layer_and_step(rows):
                 assert np.array_equal(
                     array[y, x], np.float32("nan" if value is None else value), equal_nan=True
                 )
+
+
+def test_right_weights_do_not_hide_that_what_a_module_computes_has_no_partner():
+    nodes = [Node("", "", "M", -1), Node("head", "head", "H", 0)]
+    rows = [("output", 0, "unmatched"), ("weight", 0, "match"), ("weight", 1, "match")]
+    rows += [("output", 2, "match"), ("weight", 2, "diverged")]
+    differences = [
+        Difference(i, Pair(Record(i, Site("head", role=role, step=step), i, "H",
+            Summary("float32", (1,))), None, ""), verdict, None, None)
+        for i, (role, step, verdict) in enumerate(rows)
+    ]  # fmt: skip
+    found = layer_errors(Tree(nodes, Counter(), Counter()), _columns(differences), 3)
+    assert found.state.tolist() == [[UNMATCHED, MATCH, DIVERGED]]
+    assert found.row.tolist() == [[0, 2, 4]]
 
 
 def _columns(differences):

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 # what spreadsheets take for the start of a formula; in Asian ones the wide signs too
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+_CODE = re.compile(r"[._/]")  # inside a word: it is no English one
 _LONGEST_PART = 120  # characters: file systems allow 255 bytes, and other parts are added
 
 
@@ -56,5 +57,10 @@ def _escape(character: str) -> str:
 
 
 def sentence(clause: str) -> str:
-    """Return a clause, such as a relation or an advice, as a sentence; "" for none."""
-    return f"{clause[0].upper()}{clause[1:].rstrip('.')}." if clause else ""
+    """Return a clause, such as a relation or an advice, as a sentence; "" for none.
+
+    A path or a name in code that it begins with keeps its letters.
+    """
+    word = clause.partition(" ")[0].rstrip(".,:;")
+    start = clause[:1] if _CODE.search(word) else clause[:1].upper()
+    return f"{start}{clause[1:].rstrip('.')}." if clause else ""

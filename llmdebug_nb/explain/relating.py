@@ -140,7 +140,13 @@ class _Relating:
         others, heads = list(self._others(two, shape, corner)), self._heads(two, shape)
         if two.golden.site.role == "weight":
             return weight_relation(golden, mine, limit=limit, others=others, groups=heads)
-        axes = shapes.axis_words(self._flows[1], two.mine.site.key, shape, heads)
+        # the inputs of an engine do not tell how many tokens there are, those of the other run do
+        keys = (two.mine.site.key, two.golden.site.key)
+        words = (
+            shapes.axis_words(flow, key, shape, heads)
+            for flow, key in zip(reversed(self._flows), keys, strict=True)
+        )
+        axes = next(filter(None, words), ())
         return relation(golden, mine, limit=limit, others=others, groups=heads, axes=axes)
 
     def _fitted(self, two: _Two, record: Record) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import PurePath
 
@@ -181,7 +182,7 @@ def _by(first: Difference) -> str:
 
 def _fine(labels: tuple[str, str], verdict: str, differences: Sequence[Difference]) -> str:
     """Return the sentences on a comparison in which nothing diverged."""
-    alone = sum(d.is_mismatch for d in differences if not d.metrics)
+    alone = [d for d in differences if d.is_mismatch and not d.metrics]
     if verdict == EXPECTED:
         return f"{_as_expected(labels, differences)} {_next(alone)}"
     runs = f"{labels[0]} and {labels[1]}"
@@ -210,7 +211,11 @@ def _as_expected(labels: tuple[str, str], differences: Sequence[Difference]) -> 
     return text + (f" Reasons: {'; '.join(comments[: constants.NAMES_SHOWN])}." if comments else "")
 
 
-def _next(alone: int) -> str:
-    if alone:
-        return f"{alone:,} rows have no partner: record the same modules and steps in both."
-    return "Try other inputs, or more steps."
+def _next(alone: Sequence[Difference]) -> str:
+    """Return what may be done after a good verdict. ``alone``: the rows without a partner."""
+    if not alone:
+        return "Try other inputs, or more steps."
+    (reason, count), *_ = Counter(d.reason or "" for d in alone).most_common()
+    most = "most of them " if reason and count < len(alone) else ""
+    rows = "1 row has" if len(alone) == 1 else f"{len(alone):,} rows have"
+    return f"{rows} no partner{bracketed(most + reason)}."

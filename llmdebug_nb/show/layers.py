@@ -91,7 +91,9 @@ def layer_errors(
     error, limit = columns.error, columns.limit
     ratio = ratios(error, limit)
     ratio[np.isnan(ratio)] = -1.0
-    worst = _worst(cell, state, ratio)
+    # that its weights are right does not say that what a layer computes has a partner
+    weights = np.array([site.role == "weight" for site in columns.sites], bool)
+    worst = _worst(cell, np.where(weights & (state <= WITHIN_NOISE), NOTHING, state), ratio)
     at = np.unravel_index(cell[worst], shape)
 
     def spread(values: Array, empty: float, dtype: str) -> Array:
