@@ -74,11 +74,11 @@ test('a single step can neither be played nor left', () => {
 });
 
 /** Three steps of an engine: a alone, a and b, b alone. */
-function engine() {
+function engine(a = 'a', b = 'b') {
   const of = (name: string, position: number, row: number, count = 1) => ({
     ...{ name, position, last_position: position + count - 1, row, last_row: row + count - 1 },
   });
-  const requests = [[of('a', 0, 0, 3)], [of('b', 0, 0, 2), of('a', 3, 2)], [of('b', 2, 0)]];
+  const requests = [[of(a, 0, 0, 3)], [of(b, 0, 0, 2), of(a, 3, 2)], [of(b, 2, 0)]];
   const steps = requests.map((each, index) => ({
     ...{ index, kind: 'engine', label: `${index} engine`, text: '', rows: 1, bad: 0 },
     requests: each,
@@ -106,6 +106,16 @@ function engine() {
 
 test('a run of no engine has no requests to choose from', () => {
   expect(stepper(3).made.root.querySelector('select')!.hidden).toBe(true);
+});
+
+test('the list says that all requests are shown, and a step of several names them', () => {
+  const texts = (made: Stepper) =>
+    [...made.root.querySelectorAll('.llmdebug-step-text')].map(one => one.textContent);
+  const { select, made } = engine();
+  expect([select.value, select.selectedOptions[0]!.textContent]).toEqual(['', 'all requests']);
+  expect(texts(made)).toEqual(['at 0–2', 'b, a', 'at 2']);
+  const long = engine('0-bd78968a', '1-b88e7449');
+  expect(texts(long.made)[1]).toBe('2 requests'); // no name is cut
 });
 
 test('the steps of one request are shown alone, with its positions and rows', () => {

@@ -42,8 +42,9 @@ export class Stepper {
       class: 'llmdebug-button llmdebug-requests',
       onchange: () => this.pick(this.requests.value),
     });
+    // the first option that a list gets is the chosen one
+    this.requests.append(h('option', { value: '' }, T.allRequests));
     this.requests.append(...requestsOf(steps).map(name => h('option', { value: name }, name)));
-    this.requests.prepend(h('option', { value: '' }, T.allRequests));
     this.requests.hidden = this.requests.length === 1;
     this.list = new VirtualList({
       item: this.width,
@@ -151,7 +152,9 @@ export class Stepper {
     const current = i === this.position;
     const own = requests.filter(({ name }) => !this.request || name === this.request);
     const places = own.map(one => T.rowsOfRequest(one));
-    const seen = own.length === 1 ? T.positions(own[0]!) : own.map(({ name }) => name).join(', ');
+    const names = own.map(({ name }) => name).join(', ');
+    const several = names.length <= TEXT_ROOM ? names : T.requests(own.length);
+    const seen = own.length === 1 ? T.positions(own[0]!) : several;
     return h(
       'button',
       {

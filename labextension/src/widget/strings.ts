@@ -146,6 +146,7 @@ export const play = 'Step through the tokens';
 export const pause = 'Pause (any key or click)';
 export const request = 'Request of the engine';
 export const allRequests = 'all requests';
+export const requests = (n: number) => counted(n, 'request');
 const span = (first: number, last: number) => (first === last ? `${first}` : `${first}–${last}`);
 export const positions = (of: RequestRows) => `at ${span(of.position, of.last_position)}`;
 export const rowsOfRequest = (of: RequestRows) => {
