@@ -61,11 +61,18 @@ SAY = {
     "llamacpp_vs_transformers": {
         "rows": ["0       0   19\n1      20   20"],
         "compare": ["agree within noise"],
-        "blamed": ["diverged: model.layers.0.self_attn", "Ggml.ROPE"],
+        "blamed": ["diverged: model.layers.0.self_attn", "of the tokens, only 0 agrees",
+            "positions, rotations", "apply_rotary_pos_emb"],
+    },
+    "openvino": {
+        "nodes": ["model.layers.0.mlp.act_fn/OpenVINO.Swish"],
+        "compare": ["agree within noise"],
+        "blamed": ["diverged: model.layers.1.mlp.act_fn, introduced", "(OpenVINO.Gelu)",
+            "SiLUActivation.forward"],
     },
 }  # fmt: skip
 
-# by notebook: the Python that runs it, and what installs that
+# by notebook: the folder of the Python that runs it, or of packages for this one; what installs it
 ENVIRONMENTS = {
     "vllm_vs_transformers": (
         Path(os.environ.get("LLMDEBUG_ENGINES", NOTEBOOKS.parent / ".venv" / "engines")),
@@ -74,6 +81,10 @@ ENVIRONMENTS = {
     "llamacpp_vs_transformers": (
         Path(os.environ.get("LLMDEBUG_LLAMACPP", NOTEBOOKS.parent / ".venv" / "llamacpp")),
         "llama-cpp-python is not here: make test-engines builds it, apart",
+    ),
+    "openvino": (
+        Path(os.environ.get("LLMDEBUG_OPENVINO", NOTEBOOKS.parent / ".venv" / "openvino")),
+        "OpenVINO is not here: make test-engines gets it, apart",
     ),
 }
 
@@ -98,15 +109,17 @@ def test_a_notebook_runs_and_prints_the_results_that_its_text_describes(
 ) -> None:
     if name == "torch_compile":
         request.getfixturevalue("inductor")
-    python = None
+    python, packages = None, [NOTEBOOKS.parent]
     if name in ENVIRONMENTS:
         folder, reason = ENVIRONMENTS[name]
         python = folder / "bin" / "python"
         if not python.exists():
+            python, packages = None, [*packages, folder]
+        if not folder.is_dir():
             pytest.skip(reason)
     runner = _runner()
     monkeypatch.delenv("LLMDEBUG_RUNS", raising=False)
-    monkeypatch.setenv("PYTHONPATH", str(NOTEBOOKS.parent))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, packages)))
     shutil.copy(NOTEBOOKS / f"{name}.ipynb", tmp_path)
     notebook = runner.execute(tmp_path / f"{name}.ipynb", quiet=True, python=python)
     printed = {cell.id: runner.printed(cell) for cell in notebook.cells if cell.cell_type == "code"}
