@@ -72,6 +72,23 @@ class Lab:
         nbformat.write(notebook, self.root / name)
         return name
 
+    def copy_notebook(self, path: Path, python: Path) -> str:
+        """Copy a notebook, to be run by a kernel of another Python; return its name."""
+        spec = {
+            "argv": [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            "display_name": path.stem,
+            "language": "python",
+        }
+        folder = self.root.parent / "data" / "kernels" / path.stem
+        folder.mkdir(parents=True)
+        (folder / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
+        notebook = nbformat.read(path, as_version=4)
+        notebook.metadata.kernelspec = {
+            "name": path.stem, "display_name": path.stem, "language": "python"
+        }  # fmt: skip
+        nbformat.write(notebook, self.root / path.name)
+        return path.name
+
     def open(self, page: Page, name: str, app: str = "lab") -> None:
         """Open a notebook in JupyterLab (``lab``) or Notebook 7 and wait for its kernel."""
         place = f"lab/workspaces/w{secrets.token_hex(3)}/tree" if app == "lab" else "notebooks"

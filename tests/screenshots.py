@@ -7,10 +7,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 
 from lab_server import Lab, show_theme
+from test_notebooks import ENVIRONMENTS, NOTEBOOKS
 
 OUT = Path(__file__).parent.parent / "out" / "screenshots"
 LARGEST = 150_000
@@ -67,6 +69,32 @@ def test_pictures_of_explorers_stepping_and_sidebar_in_both_themes(lab: Lab, pag
     for theme in themes(page):
         picture(page.locator("#jp-llmdebug-panel"), f"sidebar_{theme}", 260)
     stepping.get_by_role("button", name="abort").click()
+
+
+@pytest.mark.timeout(1200)  # vLLM takes a minute to import, and ten on a busy machine
+@pytest.mark.parametrize("engine", ["vllm", "llamacpp"])
+def test_pictures_of_engines_in_their_notebooks(lab: Lab, page: Page, engine: str) -> None:
+    folder, reason = ENVIRONMENTS[f"{engine}_vs_transformers"]
+    if not (folder / "bin" / "python").exists():
+        pytest.skip(reason)
+    page.set_viewport_size({"width": 1240, "height": 3200})
+    path = NOTEBOOKS / f"{engine}_vs_transformers.ipynb"
+    lab.open(page, lab.copy_notebook(path, folder / "bin" / "python"))
+    page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
+    page.evaluate("() => { void window.jupyterapp.commands.execute('notebook:run-all-cells'); }")
+    cells = page.locator(".jp-Notebook .jp-CodeCell")
+    report = cells.last
+    expect(report.locator(".llmdebug-answer h2")).to_contain_text("Made in", timeout=1_000_000)
+    expect(report.locator(".llmdebug-canvas[aria-busy=false]").first).to_be_visible()
+    picture(report.locator(".llmdebug"), f"{engine}_compare_light", 700)
+    run = cells.filter(has=page.get_by_role("combobox", name="Request of the engine"))
+    if engine == "vllm":  # llama.cpp was given one text
+        run.get_by_role("combobox").select_option(index=2)
+        for name in ("model", "layers", "1 LlamaDecoderLayer", "self_attn"):
+            run.get_by_role("treeitem", name=re.compile(f"^{name}")).first.click()
+        run.locator(".llmdebug-record", has_text="o_proj out[0]").click()
+        expect(run.locator(".llmdebug-canvas[aria-busy=false]")).to_be_visible()
+        picture(run.locator(".llmdebug"), f"{engine}_requests_light")
 
 
 def themes(page: Page) -> Iterator[str]:
