@@ -62,9 +62,9 @@ test-engines: $(VENV)/engines/.done $(VENV)/llamacpp/.done $(VENV)/openvino  ## 
 	LLMDEBUG_ENGINES="$(CURDIR)/$(VENV)/engines" LLMDEBUG_LLAMACPP="$(CURDIR)/$(VENV)/llamacpp" \
 	  LLMDEBUG_OPENVINO="$(CURDIR)/$(VENV)/openvino" \
 	  $(PY) -m pytest -q -rs tests/test_vllm_itself.py tests/test_llamacpp_itself.py tests/test_openvino_itself.py \
-			'tests/test_notebooks.py::test_a_notebook_runs_and_prints_the_results_that_its_text_describes[vllm_vs_transformers]' \
-			'tests/test_notebooks.py::test_a_notebook_runs_and_prints_the_results_that_its_text_describes[llamacpp_vs_transformers]' \
-			'tests/test_notebooks.py::test_a_notebook_runs_and_prints_the_results_that_its_text_describes[openvino]'
+		tests/test_engine_pages.py \
+		$(foreach name,vllm_vs_transformers llamacpp_vs_transformers openvino,\
+			'tests/test_notebooks.py::test_a_notebook_runs_and_prints_the_results_that_its_text_describes[$(name)]')
 
 ports: $(VENV)/ports  ## score the comparison on independent implementations of models, some of them from packages
 	$(PY) benchmarks/ports/score.py

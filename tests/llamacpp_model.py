@@ -170,7 +170,7 @@ def settings_of(source: transformers.PreTrainedModel) -> Settings:
 def write(
     source: transformers.PreTrainedModel, path: Path, precision: str, bug: Bug | None = None
 ) -> None:
-    """Write a model as a GGUF file without a tokenizer. ``precision``: a key of `FILE_TYPES`."""
+    """Write a model as a GGUF file. ``precision``: a key of `FILE_TYPES`."""
     weights, settings = weights_of(source), settings_of(source)
     if bug is not None:
         bug(weights, settings)
@@ -179,7 +179,7 @@ def write(
     for key, value in settings.items():
         kind = kinds.get(type(value), gguf.GGUFValueType.STRING)
         writer.add_key_value(f"{architecture(source)}.{key}", value, kind)
-    writer.add_tokenizer_model("no_vocab")
+    _add_tokenizer(writer, source.config.vocab_size)
     for name, values in weights.items():
         _add(writer, name, np.ascontiguousarray(values), precision)
     writer.add_file_type(FILE_TYPES[precision])
@@ -187,6 +187,18 @@ def write(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, count: int) -> None:
+    """Let each byte of a text be a token; the other tokens are words that no text has."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    words += [f"word {number}" for number in range(len(words), count)]
+    known = gguf.TokenType
+    kinds = [known.UNKNOWN, known.CONTROL, known.CONTROL, *[known.BYTE] * 256]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(words)
+    writer.add_token_scores([0.0] * count)
+    writer.add_token_types([*kinds, *[known.NORMAL] * (count - len(kinds))])
 
 
 def _add(writer: gguf.GGUFWriter, name: str, values: np.ndarray, precision: str) -> None:
