@@ -43,6 +43,26 @@ def record_linear(folder: Path, name: str, scale: float = 1.0) -> Path:
     return run.path
 
 
+def graph_filters(space: str) -> list[tuple[dict[str, Any], Callable[[Any], bool]]]:
+    """Return options of recordings of an exported Llama, and which records each keeps.
+
+    ``space``: of its operators, such as ``Onnx``.
+    """
+    return [
+        ({"layers": "model.layers.0.mlp"}, lambda r: r.site.path.startswith("model.layers.0.mlp")),
+        ({"apis": "MatMul"}, lambda r: "/" not in r.site.path or r.op == f"{space}.MatMul"),
+        (
+            {"apis": f"!{space}.Add", "mode": "api"},
+            lambda r: "/" in r.site.path and r.op != f"{space}.Add",
+        ),
+        ({"part": "out"}, lambda r: r.site.role == "output"),
+        ({"tokens": "1"}, lambda r: r.site.step == 1),
+        ({"logits": True}, lambda r: r.site.path == "lm_head"),
+        ({"stats_only": True}, lambda r: r.payload is None),
+        ({"slice": "0"}, lambda r: r.kept == "slice[0]" or r.summary.shape == ()),
+    ]
+
+
 def boundaries(report):
     """Return the paths of golden's module outputs: those with a partner, those without."""
     rows = [

@@ -20,7 +20,7 @@ import llmdebug_nb as ld
 from llmdebug_nb.capture.compat import onnxruntime_api
 from models import ARCHITECTURES, llama, prompt
 from onnx_models import exported, generate, initializer, node_of, put, save, strip, with_cache
-from recordings import AGREED, boundaries
+from recordings import AGREED, boundaries, graph_filters
 
 ALL, NONE = ort.GraphOptimizationLevel.ORT_ENABLE_ALL, ort.GraphOptimizationLevel.ORT_DISABLE_ALL
 LEVELS = pytest.mark.parametrize("level", [ALL, NONE], ids=["optimised", "as exported"])
@@ -206,17 +206,7 @@ def test_a_named_model_is_recorded_alone():
 
 @pytest.mark.parametrize(
     ("options", "kept"),
-    [
-        ({"layers": "model.layers.0.mlp"}, lambda r: r.site.path.startswith("model.layers.0.mlp")),
-        ({"types": "LlamaMLP"}, lambda r: ".mlp" in r.site.path),
-        ({"apis": "MatMul"}, lambda r: "/" not in r.site.path or r.op == "Onnx.MatMul"),
-        ({"apis": "!Onnx.Mul", "mode": "api"}, lambda r: "/" in r.site.path and r.op != "Onnx.Mul"),
-        ({"part": "out"}, lambda r: r.site.role == "output"),
-        ({"tokens": "1"}, lambda r: r.site.step == 1),
-        ({"logits": True}, lambda r: r.site.path == "lm_head"),
-        ({"stats_only": True}, lambda r: r.payload is None),
-        ({"slice": "0"}, lambda r: r.kept == "slice[0]" or r.summary.shape == ()),
-    ],
+    [*graph_filters("Onnx"), ({"types": "LlamaMLP"}, lambda r: ".mlp" in r.site.path)],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_filters_work_as_for_modules(options, kept):

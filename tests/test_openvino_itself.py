@@ -14,7 +14,7 @@ import torch
 
 import llmdebug_nb as ld
 from models import ARCHITECTURES, llama, prompt
-from recordings import boundaries
+from recordings import boundaries, graph_filters
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(os.environ.get("LLMDEBUG_OPENVINO", ROOT / ".venv" / "openvino"))
@@ -243,16 +243,7 @@ def test_the_recorded_model_has_the_device_and_the_properties_of_the_programs(de
 
 @pytest.mark.parametrize(
     ("options", "kept"),
-    [
-        ({"layers": "model.layers.0.mlp"}, lambda r: r.site.path.startswith("model.layers.0.mlp")),
-        ({"apis": "MatMul"}, lambda r: "/" not in r.site.path or r.op == "OpenVINO.MatMul"),
-        ({"apis": "!OpenVINO.Add", "mode": "api"}, lambda r: "/" in r.site.path),
-        ({"part": "out"}, lambda r: r.site.role == "output"),
-        ({"tokens": "1"}, lambda r: r.site.step == 1),
-        ({"logits": True}, lambda r: r.site.path == "lm_head"),
-        ({"stats_only": True}, lambda r: r.payload is None),
-        ({"slice": "0"}, lambda r: r.kept == "slice[0]" or r.summary.shape == ()),
-    ],
+    graph_filters("OpenVINO"),
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_filters_work_as_for_modules(options, kept):
