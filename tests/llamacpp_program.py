@@ -12,6 +12,7 @@ from pathlib import Path
 import llama_cpp
 import torch
 
+import llamacpp_architectures
 import llamacpp_model
 import llmdebug_nb as ld
 
@@ -153,41 +154,78 @@ def coarse(source: torch.nn.Module, folder: Path) -> dict[str, object]:
     }
 
 
-def checked(source: torch.nn.Module, folder: Path) -> dict[str, object]:
+def recorded(path: Path, folder: Path, **more: object) -> ld.Run:
+    """Record a file with its weights: a prompt and a decode."""
+    llama = llama_cpp.Llama(
+        str(path), n_ctx=128, logits_all=True, verbose=False, n_threads=1, **more
+    )
+    with ld.dump(llama, name="x", path=folder, tokens="all", weights=True) as run:
+        llama.eval(PROMPT)
+        llama.eval([7])
+    llama.close()
+    return run
+
+
+def told(run: ld.Run, folder: Path, **more: object) -> dict[str, object]:
+    """Compute its nodes again. ``worst``: of those that round to nothing coarser than float32."""
+    result = ld.opcheck(run, progress=False, output=folder, **more).result
+    errors = [
+        out.l2 or 0.0
+        for each in result.calls
+        if each.op.removeprefix("Ggml.") not in ("FLASH_ATTN_EXT", "GELU", "GEGLU")
+        for out in each.outputs
+    ]
+    return {
+        "checked": result.checked, "total": result.total, "worst": max(errors, default=0.0),
+        "wrong": sorted({each.key.path for each in result.wrong}),
+        "operations": sorted({each.op.removeprefix("Ggml.") for each in result.calls}),
+    }  # fmt: skip
+
+
+def checked(folder: Path) -> dict[str, object]:
     """Compute the nodes of right runs again; and with the weights of a file, right and wrong."""
-
-    def opened_run(precision: str, **more: object) -> tuple[Path, ld.Run]:
-        path = folder / f"{precision}.gguf"
-        llamacpp_model.write(source, path, precision)
-        llama = llama_cpp.Llama(
-            str(path), n_ctx=128, logits_all=True, verbose=False, n_threads=1, **more
-        )
-        with ld.dump(llama, name="x", path=folder, tokens="all", weights=True) as run:
-            llama.eval(PROMPT)
-            llama.eval([7])
-        llama.close()
-        return path, run
-
-    def told(run: ld.Run, **more: object) -> dict[str, object]:
-        result = ld.opcheck(run, progress=False, output=folder, **more).result
-        errors = [out.l2 or 0.0 for each in result.calls for out in each.outputs]
-        return {
-            "checked": result.checked, "total": result.total, "worst": max(errors, default=0.0),
-            "wrong": sorted({each.key.path for each in result.wrong}),
-        }  # fmt: skip
+    source, path = llamacpp_model.model("llama"), folder / "checked.gguf"
 
     def doubled(weights: llamacpp_model.Weights, _: llamacpp_model.Settings) -> None:
         weights["blk.1.ffn_up.weight"] = weights["blk.1.ffn_up.weight"] * 1.5
 
     found: dict[str, object] = {}
     for precision in ("f32", "f16", "q8_0", "q4_K", "q5_K", "q6_K"):
-        path, run = opened_run(precision)
-        found[precision] = told(run)
+        llamacpp_model.write(source, path, precision)
+        run = recorded(path, folder)
+        found[precision] = told(run, folder)
         if precision == "q8_0":
-            found["its file"] = told(run, weights=path)
+            found["its file"] = told(run, folder, weights=path)
+            flash = recorded(path, folder, flash_attn=True, type_k=8, type_v=8)
+            found["flash"] = told(flash, folder)
             llamacpp_model.write(source, path, precision, doubled)
-            found["another file"] = told(run, weights=path)
-    found["flash"] = told(opened_run("q8_0", flash_attn=True, type_k=8, type_v=8)[1])
+            found["another file"] = told(run, folder, weights=path)
+    return found
+
+
+def checked_architectures(folder: Path) -> dict[str, object]:
+    """Compute the nodes of other architectures again."""
+
+    def stretched(weights: llamacpp_model.Weights, settings: llamacpp_model.Settings) -> None:
+        settings |= {
+            "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 64,
+        }  # fmt: skip
+        pairs = llamacpp_model.HIDDEN // llamacpp_model.HEADS // 2
+        weights["rope_freqs.weight"] = torch.linspace(1, 4, pairs).numpy()
+
+    found: dict[str, object] = {}
+    path = folder / "checked.gguf"
+    for kind, precision, bug in (
+        ("llama", "f32", stretched), ("mixtral", "q4_K", None), ("qwen2moe", "q8_0", None),
+        ("gemma2", "q8_0", None),
+    ):  # fmt: skip
+        llamacpp_model.write(llamacpp_model.model(kind), path, precision, bug)
+        found[kind] = told(recorded(path, folder), folder)
+    for kind in llamacpp_architectures.ARCHITECTURES:
+        llamacpp_architectures.write(kind, path)
+        found[kind] = told(recorded(path, folder, flash_attn=False), folder)
+        found[f"{kind} flash"] = told(recorded(path, folder, flash_attn=True), folder)
     return found
 
 
@@ -202,7 +240,8 @@ def main(folder: Path) -> dict[str, object]:
     found["filtered"] = filtered(path, folder)
     found["by_request"] = by_request(path, folder)
     found["coarse"] = coarse(llamacpp_model.model("llama"), folder)
-    found["nodes"] = checked(llamacpp_model.model("llama"), folder)
+    found["nodes"] = checked(folder)
+    found["architectures"] = checked_architectures(folder)
     return found
 
 

@@ -45,7 +45,7 @@ def logits(run: ld.Run) -> list[torch.Tensor]:
 
 
 def test_the_dumps_are_complete_and_name_no_file_of_the_machine_that_made_them(runs: Runs) -> None:
-    assert sorted(runs) == ["llamacpp", "vllm"]
+    assert sorted(runs) == ["ggml", "llamacpp", "vllm"]
     for run in (run for each in runs.values() for run in each.values()):
         assert run.info()["complete"], run.info()
         assert run.path is not None

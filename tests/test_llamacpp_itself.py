@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import llmdebug_nb as ld
+from llmdebug_nb.explain.reference.ggml_calls import FORMULAS
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = Path(os.environ.get("LLMDEBUG_LLAMACPP", ROOT / ".venv" / "llamacpp")) / "bin" / "python"
@@ -129,6 +131,48 @@ def test_each_node_of_a_right_run_is_right_at_the_sharpness_of_float32(
     assert found["wrong"] == []
     assert found["checked"] == found["total"] > 100
     assert found["worst"] < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("architecture", "operations"),
+    [
+        ("llama", {"ROPE"}),  # with YaRN, and a factor for each frequency
+        ("mixtral", {"MUL_MAT_ID", "ARGSORT", "VIEW", "SWIGLU"}),
+        ("qwen2moe", {"MUL_MAT_ID", "ARGSORT", "VIEW", "SILU"}),
+        ("gemma2", {"GEGLU", "TANH", "SCALE"}),
+        ("gpt-oss", {"ADD_ID", "SWIGLU_OAI", "SOFT_MAX"}),
+        ("gpt-oss flash", {"ADD_ID", "SWIGLU_OAI", "FLASH_ATTN_EXT"}),
+        ("bloom", {"SOFT_MAX", "GELU"}),
+        ("bloom flash", {"FLASH_ATTN_EXT", "GELU"}),
+    ],
+)
+def test_each_node_of_other_architectures_is_right(
+    result: dict[str, Any], architecture: str, operations: set[str]
+) -> None:
+    found = result["architectures"][architecture]
+    assert found["wrong"] == []
+    assert found["checked"] == found["total"] > 90
+    assert operations <= set(found["operations"])
+    assert found["worst"] < 1e-6
+
+
+def test_operations_that_few_models_have_are_right_or_have_no_formula(tmp_path: Path) -> None:
+    """What `test_ggml_operations.py` reads from a file is computed here."""
+    program = ROOT / "tests" / "ggml_graphs.py"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [PYTHON, program, tmp_path / "ggml.zip"], env=environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    names = set(done.stdout.split())
+    assert set(FORMULAS) < names  # a formula under a name that ggml has not would never be used
+    zipfile.ZipFile(tmp_path / "ggml.zip").extractall(tmp_path)
+    result = ld.opcheck(ld.open_run(tmp_path / "ggml"), progress=False, output=tmp_path).result
+    assert [str(each) for each in result.wrong] == []
+    assert result.checked > 400
+    left = {each.op.removeprefix("Ggml.") for each in result.calls if each.reason}
+    assert left == {"ROLL", "ROPE"}  # this ROPE has several sections
 
 
 def test_the_weights_of_another_file_are_named(result: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 # an operation -> place of each parameter, its name, and whether it is a float
 _EPS = ((0, "eps", True),)
 _GATED = ((1, "swapped", False),)
-_CAPPED = (*_GATED, (2, "alpha", True), (3, "limit", True))
+_LIMIT = (3, "limit", True)
 _PARAMETERS: dict[str, tuple[tuple[int, str, bool], ...]] = {
     "ARGSORT": ((0, "order", False),),
     "CLAMP": ((0, "min", True), (1, "max", True)),
@@ -37,8 +37,9 @@ _PARAMETERS: dict[str, tuple[tuple[int, str, bool], ...]] = {
     "SCALE": ((0, "scale", True), (1, "bias", True)),
     "SOFT_MAX": ((0, "scale", True), (1, "max_bias", True)),
     "SWIGLU": _GATED,
-    "SWIGLU_CLAMP": _CAPPED,
-    "SWIGLU_OAI": _CAPPED,
+    "SWIGLU_CLAMP": (*_GATED, _LIMIT),
+    "SWIGLU_OAI": (*_GATED, (2, "alpha", True), _LIMIT),
+    "XIELU": ((1, "alpha_n", True), (2, "alpha_p", True), (3, "beta", True), (4, "eps", True)),
 }  # fmt: skip
 
 

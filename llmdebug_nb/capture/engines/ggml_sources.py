@@ -42,9 +42,8 @@ class Sources:
     def facts(self, node: Tensor, shape: Shape) -> tuple[list[Read], NodeFacts]:
         """Return the inputs of a node, and what is known of it."""
         read: list[Read] = []
-        facts = NodeFacts(
-            list(shape.ne), [], shape.tokens, self._prefix, self._library.device(node)
-        )  # fmt: skip
+        op, device = self._library.op(node), self._library.device(node)
+        facts = NodeFacts(list(shape.ne), [], shape.tokens, self._prefix, device)
         for slot, pointer in enumerate(node.src):
             if not pointer:
                 continue
@@ -54,8 +53,10 @@ class Sources:
                 facts.sources.append(Source(slot, kind, ne, name_of(source)))
                 continue
             address = ctypes.addressof(source)
-            base = self._plan.base(address)
-            view = self._view(source, address, base) if base in self._results else None
+            base, seen = self._plan.base(address), source
+            if op == "VIEW":  # it takes nothing but what it is: its source lies as it does itself
+                seen, address, ne = node, ctypes.addressof(node), [int(n) for n in node.ne]
+            view = self._view(seen, address, base) if base in self._results else None
             read.append(Read(str(slot), address, base, view is not None))
             facts.sources.append(Source(slot, kind, ne, view=view))
         return read, facts

@@ -17,35 +17,61 @@ from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.reference.ggml_given import Given
 
 Formula = Callable[[Given], torch.Tensor]
+Activation = Callable[[Given, torch.Tensor], torch.Tensor]
 Function = Callable[[torch.Tensor], torch.Tensor]
 
-ACTIVATIONS: dict[str, Function] = {
-    "GELU": lambda x: F.gelu(x, approximate="tanh"),
-    "GELU_ERF": F.gelu,
-    "GELU_QUICK": lambda x: x * torch.sigmoid(1.702 * x),
-    "RELU": torch.relu,
-    "SILU": F.silu,
-}
-_OF_ONE: dict[str, Function] = {
-    **ACTIVATIONS,
+_EXACT: dict[str, Function] = {
     "ABS": torch.abs,
+    "CEIL": torch.ceil,
     "COS": torch.cos,
     "ELU": F.elu,
     "EXP": torch.exp,
-    "EXPM1": torch.expm1,
+    "FLOOR": torch.floor,
+    "GELU_QUICK": lambda x: x * torch.sigmoid(1.702 * x),
     "HARDSIGMOID": F.hardsigmoid,
     "HARDSWISH": F.hardswish,
     "LOG": torch.log,
     "NEG": torch.neg,
+    "RELU": torch.relu,
+    "ROUND": lambda x: (x.abs() + 0.5).floor() * x.sign(),  # halves go away from 0
     "SGN": torch.sign,
     "SIGMOID": torch.sigmoid,
+    "SILU": F.silu,
     "SIN": torch.sin,
-    "SOFTPLUS": F.softplus,
     "SQR": torch.square,
     "SQRT": torch.sqrt,
     "STEP": lambda x: (x > 0).double(),
     "TANH": torch.tanh,
+    "TRUNC": torch.trunc,
 }
+
+
+def _exact(function: Function) -> Activation:
+    return lambda given, x: function(x)
+
+
+def _gelu(given: Given, x: torch.Tensor) -> torch.Tensor:
+    share = (math.sqrt(2 / math.pi) * x * (1 + 0.044715 * x.square())).tanh()
+    return 0.5 * x * (1 + given.rounded(share))
+
+
+def _gelu_erf(given: Given, x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * x * (1 + given.rounded((x * math.sqrt(0.5)).erf()))
+
+
+def _expm1(given: Given, x: torch.Tensor) -> torch.Tensor:
+    return given.rounded(x.exp()) - 1
+
+
+def _softplus(given: Given, x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x > 20, x, given.rounded(1 + x.exp()).log())
+
+
+# torch has the others; these lose digits where ggml adds to 1 in float32
+_OF_ONE: dict[str, Activation] = {
+    "EXPM1": _expm1, "GELU": _gelu, "GELU_ERF": _gelu_erf, "SOFTPLUS": _softplus,
+    **{name: _exact(function) for name, function in _EXACT.items()},
+}  # fmt: skip
 _OF_TWO: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "ADD": torch.add, "DIV": torch.div, "MUL": torch.mul, "SUB": torch.sub,
 }  # fmt: skip
@@ -57,8 +83,8 @@ _GATES = {
 IN_HALF = frozenset(("GELU", "GELU_QUICK", "GEGLU", "GEGLU_QUICK"))
 
 
-def _of_one(function: Function) -> Formula:
-    return lambda given: function(given.x())
+def _of_one(activation: Activation) -> Formula:
+    return lambda given: activation(given, given.x())
 
 
 def _of_two(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Formula:
@@ -72,10 +98,10 @@ def _tiled(x: torch.Tensor, shape: torch.Size | tuple[int, ...]) -> torch.Tensor
     return x.repeat([n // own for n, own in zip(shape, x.shape, strict=True)])
 
 
-def _gated(function: Function) -> Formula:
+def _gated(activation: Activation) -> Formula:
     def formula(given: Given) -> torch.Tensor:
         gate, up = _halves(given)
-        return function(gate) * up
+        return activation(given, gate) * up
 
     return formula
 
@@ -89,10 +115,25 @@ def _halves(given: Given) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _swiglu_oai(given: Given) -> torch.Tensor:
-    gate, up = _halves(given)
-    limit = given.number("limit")
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    gate, up = _clamped(given)
     return gate * torch.sigmoid(given.number("alpha") * gate) * (up + 1)
+
+
+def _swiglu_clamp(given: Given) -> torch.Tensor:
+    gate, up = _clamped(given)
+    return F.silu(gate) * up
+
+
+def _clamped(given: Given) -> tuple[torch.Tensor, torch.Tensor]:
+    (gate, up), limit = _halves(given), given.number("limit")
+    return gate.clamp(max=limit), up.clamp(-limit, limit)
+
+
+def _xielu(given: Given) -> torch.Tensor:
+    x, beta = given.x(), given.number("beta")
+    rising = given.number("alpha_p") * x.square()
+    falling = (torch.expm1(x.clamp(max=given.number("eps"))) - x) * given.number("alpha_n")
+    return torch.where(x > 0, rising, falling) + beta * x
 
 
 def _rms_norm(given: Given) -> torch.Tensor:
@@ -105,8 +146,17 @@ def _divided(x: torch.Tensor, given: Given) -> torch.Tensor:
 
 
 def _norm(given: Given) -> torch.Tensor:
-    x = given.x()
+    return _normed(given.x(), given)
+
+
+def _normed(x: torch.Tensor, given: Given) -> torch.Tensor:
     return _divided(x - x.mean(-1, keepdim=True), given)
+
+
+def _group_norm(given: Given) -> torch.Tensor:
+    """Norm groups of channels, which are the third axis; the last group may be smaller."""
+    parts = given.x().chunk(int(given.number("n_groups")), 1)
+    return torch.cat([_normed(part.flatten(1), given).reshape(part.shape) for part in parts], 1)
 
 
 def _l2_norm(given: Given) -> torch.Tensor:
@@ -169,22 +219,23 @@ _PAIRS, _HALVES = 0, 2  # of `enum ggml_rope_type`: neighbours turn together, or
 
 
 def rope(given: Given) -> torch.Tensor:
-    """Turn the first channels of each head by the angles of its position."""
+    """Turn channels of each head, the first ones or from an offset, by the angles of its place."""
     given.refuse("mode", _PAIRS, _HALVES)
-    given.refuse("n_offs", 0)
-    x, count = given.x(), int(given.number("n_dims"))
-    if not 0 < count <= x.shape[-1] or count % 2:
-        raise CannotReplay(f"its parameter n_dims={count} does not fit {x.shape[-1]} channels")
+    x, count, start = given.x(), int(given.number("n_dims")), int(given.number("n_offs"))
+    if not 0 < count <= x.shape[-1] - start or count % 2 or start < 0:
+        raise CannotReplay(
+            f"its parameters n_dims={count}, n_offs={start} do not fit {x.shape[-1]} channels"
+        )
     cos, sin = _turns(given, count)
-    turned, rest = x[..., :count], x[..., count:]
+    before, turned, rest = x.tensor_split([start, start + count], -1)
     if given.number("mode") == _PAIRS:
         a, b = turned[..., ::2], turned[..., 1::2]
     else:
         a, b = turned.chunk(2, -1)
     made = [a * cos - b * sin, a * sin + b * cos]
     if given.number("mode") == _PAIRS:
-        return torch.cat([torch.stack(made, -1).flatten(-2), rest], -1)
-    return torch.cat([*made, rest], -1)
+        made = [torch.stack(made, -1).flatten(-2)]
+    return torch.cat([before, *made, rest], -1)
 
 
 def _turns(given: Given, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -201,16 +252,15 @@ def _turns(given: Given, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     plain = torch.stack(angles, -1)
     if given.has(2):
         plain = plain / given.own(2).float().flatten()[: count // 2]
-    scaled = (plain * torch.tensor(given.number("freq_scale"), dtype=torch.float32)).double()
+    scaled = plain * torch.tensor(given.number("freq_scale"), dtype=torch.float32)
     size = given.number("attn_factor")
     if mix := given.number("ext_factor"):
-        ramp = _ramp(given, count) * mix
-        scaled = scaled * (1 - ramp) + plain.double() * ramp
+        ramp = (_ramp(given, count) * mix).float()
+        scaled = scaled * (1 - ramp) + plain * ramp
         size *= 1 + 0.1 * math.log(1 / given.number("freq_scale"))
     # each product of the way has rounded it
-    moved = given.wide(scaled.float())
-    lost = (moved - scaled.float().double()) * torch.arange(1, count // 2 + 1)
-    whole = (scaled + lost)[:, None]
+    lost = (given.wide(scaled) - scaled.double()) * torch.arange(1, count // 2 + 1)
+    whole = (scaled.double() + lost)[:, None]
     return whole.cos() * size, whole.sin() * size
 
 
@@ -233,14 +283,16 @@ def _ramp(given: Given, count: int) -> torch.Tensor:
 FORMULAS: dict[str, Formula] = {
     **{name: _of_one(function) for name, function in _OF_ONE.items()},
     **{name: _of_two(function) for name, function in _OF_TWO.items()},
-    **{name: _gated(ACTIVATIONS[function]) for name, function in _GATES.items()},
+    **{name: _gated(_OF_ONE[function]) for name, function in _GATES.items()},
     "ADD_ID": _add_id,
     "ARGSORT": _argsort,
     "CLAMP": _clamp,
     "CONCAT": _concat,
+    "CUMSUM": lambda given: given.x().cumsum(-1),
     "CONT": lambda given: given.x().reshape(given.shape),
     "DUP": lambda given: given.x().reshape(given.shape),
     "GET_ROWS": get_rows,
+    "GROUP_NORM": _group_norm,
     "L2_NORM": _l2_norm,
     "LEAKY_RELU": _leaky_relu,
     "MEAN": lambda given: given.x().mean(-1, keepdim=True),
@@ -251,6 +303,9 @@ FORMULAS: dict[str, Formula] = {
     "SCALE": _scale,
     "SUM": lambda given: given.x().sum().reshape(1, 1, 1, 1),
     "SUM_ROWS": lambda given: given.x().sum(-1, keepdim=True),
+    "SWIGLU_CLAMP": _swiglu_clamp,
     "SWIGLU_OAI": _swiglu_oai,
     "TOP_K": _top_k,
+    "VIEW": lambda given: given.own(0),  # as it lies in its source
+    "XIELU": _xielu,
 }

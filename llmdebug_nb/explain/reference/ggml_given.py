@@ -44,6 +44,10 @@ class Given:
         """Return a source in float64. Raises CannotReplay."""
         return self.wide(self.own(slot))
 
+    def rounded(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what ggml rounds to float32 on its way, as it is there, in float64."""
+        return self.wide(x.float())
+
     def whole(self, slot: int) -> torch.Tensor:
         """Return a source of whole numbers as int64. Raises CannotReplay."""
         found = self.own(slot)

@@ -47,7 +47,7 @@ def mul_mat_id(given: Given, rounded: Rounding) -> torch.Tensor:
     """Return each token's products with the experts that are chosen for it."""
     experts, ids = given.own(0)[0], given.whole(2)[0, 0]
     x = given.wide(rounded(given.own(1)))[0]
-    x = x.expand(-1, ids.shape[1], -1) if x.shape[1] == 1 else x
+    x = x.repeat(1, ids.shape[1] // max(x.shape[1], 1), 1)  # its rows are taken in turn
     made = torch.zeros(*ids.shape, experts.shape[1], dtype=torch.float64)
     for expert in sorted(set(ids.flatten().tolist())):
         if not 0 <= expert < len(experts):
