@@ -98,6 +98,55 @@ def test_an_unedited_program_is_recorded_in_the_engines_own_process(
     assert sorted(texts) == sorted(expected)
 
 
+@pytest.fixture(scope="module")
+def compiled(folder: Path, model: Path) -> dict[str, dict[str, object]]:
+    """Return what `vllm_compiled_program.py` says: the engine is made as vLLM's default has it."""
+    program = ROOT / "tests" / "vllm_compiled_program.py"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    done = subprocess.run(
+        [PYTHON, program, folder, model], env=environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, dict[str, object]] = json.loads((folder / "compiled.json").read_text())
+    return found
+
+
+def test_of_a_compiled_engine_the_modules_outside_are_recorded_and_a_note_says_what_to_do(
+    compiled: dict[str, dict[str, object]],
+) -> None:
+    found = compiled["outside"]
+    assert (found["same"], found["problems"]) == (True, {})
+    assert found["paths"] == ["", "logits_processor"]
+    (note,) = found["notes"]  # type: ignore[misc]
+    assert "force_eager=True" in note
+    assert "graph='fused'" in note
+
+
+def test_the_kernels_of_a_compiled_engine_are_recorded_bit_for_bit(
+    folder: Path, compiled: dict[str, dict[str, object]]
+) -> None:
+    found = compiled["both"]
+    assert (found["same"], found["problems"], found["notes"]) == (True, {}, [])
+    assert "model.layers.1.mlp.act_fn/Aten.mul.Tensor" in found["paths"]  # type: ignore[operator]
+    assert compiled["again"] is True  # its own compiled code runs again
+    check = compiled["opcheck"]
+    assert check["wrong"] == []
+    assert check["checked"] > 0  # type: ignore[operator]
+    golden, kernels = ld.open_run(folder / "golden"), ld.open_run(folder / "kernels")
+    for first in (golden, ld.open_run(folder / "eager"), ld.open_run(folder / "kernels.fx")):
+        report = ld.compare(first, kernels, progress=False)
+        assert (report.verdict, report.findings) == ("within_noise", [])
+
+
+def test_a_compiled_engine_runs_its_modules_with_force_eager(
+    compiled: dict[str, dict[str, object]],
+) -> None:
+    found = compiled["eager"]
+    assert (found["tokens"], found["problems"], found["notes"]) == (True, {}, [])
+    assert "model.layers.1.mlp.down_proj" in found["paths"]  # type: ignore[operator]
+
+
 def test_two_workers_that_share_the_model_are_two_ranks_and_agree_with_transformers(
     folder: Path, model: Path, tmp_path: Path
 ) -> None:

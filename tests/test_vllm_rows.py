@@ -16,7 +16,7 @@ import torch
 
 import llmdebug_nb as ld
 from fake_vllm import LLM, Cached, New, Runner, Scheduled, Whole, installed, served
-from llmdebug_nb.capture.compat import vllm_api
+from llmdebug_nb.capture.compat import inductor, vllm_api
 from llmdebug_nb.core.errors import CaptureError, OptionError
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.store.run import Run
@@ -304,6 +304,60 @@ def test_force_eager_switches_compiled_parts_off_and_on_again(tmp_path: Path) ->
     with ld.dump(llm, name="compiled", path=tmp_path) as run:
         llm.generate(served())
     assert any("force_eager=True" in note for note in run.meta["notes"])
+
+
+def test_of_a_compiled_engine_the_modules_outside_of_that_code_are_recorded(tmp_path: Path) -> None:
+    llm = LLM(Runner())
+    part = llm.runner.model.mlp
+    part.do_not_compile, part._compiled_callable = False, torch.compile(part.forward)  # type: ignore[assignment]
+    with ld.dump(llm, name="engine", path=tmp_path, tokens="all") as run:
+        llm.generate(served())
+    assert {"", "logits_processor"} <= {record.site.path for record in run.records()}
+    (note,) = run.meta["notes"]
+    assert "force_eager=True" in note
+    assert "graph='fused'" in note
+
+
+@pytest.mark.parametrize("graph", ["fx", "fused", "both"])
+def test_the_compiled_code_of_an_engine_is_recorded_with_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graph: str
+) -> None:
+    """Inductor gets the engine's own settings, and of those only what it knows."""
+    given: list[dict[str, object]] = []
+    compile_traced = inductor.compile_traced
+
+    def compiled(traced: Any, inputs: Any, switch: Any, config: Any, observe: Any) -> Any:
+        given.append(config)
+        return compile_traced(traced, inputs, switch, config, observe)
+
+    monkeypatch.setattr(inductor, "compile_traced", compiled)
+    plain, llm = LLM(Runner()).generate(served()), LLM(Runner())
+    settings = {"size_asserts": False, "dce": True, "of vLLM alone": 1}
+    llm.runner.vllm_config = SimpleNamespace(  # type: ignore[attr-defined]
+        compilation_config=SimpleNamespace(inductor_compile_config=settings)
+    )
+    own = None if graph == "fx" else {"dce": False}
+    with ld.dump(
+        llm, name="engine", path=tmp_path, tokens="all", graph=graph, compiler_config=own
+    ) as run:
+        found = llm.generate(served())
+    assert all(map(torch.equal, plain, found))
+    assert run.meta["problems"] == {}
+    assert all("compiles its model" not in note for note in run.meta.get("notes", []))
+    eager = recorded(tmp_path / "eager", served(), tokens="all")
+    runs = [run, ld.open_run(tmp_path / "engine.fx")] if graph == "both" else [run]
+    for each in runs:
+        assert rows_of(each) == rows_of(eager)
+    assert any(record.site.path.startswith("mlp/") for record in run.records())
+    wanted = [] if graph == "fx" else [{"size_asserts": False, "dce": False}]
+    assert [dict(each) for each in given[:1]] == wanted
+
+
+def test_requests_choose_the_steps_of_compiled_code(tmp_path: Path) -> None:
+    llm = LLM(Runner())
+    with ld.dump(llm, name="engine", path=tmp_path, graph="fx", requests="1", tokens="1") as run:
+        llm.generate(served())
+    assert {record.site.step for record in run.records()} == {2}
 
 
 def test_a_redacted_copy_has_no_tokens(tmp_path: Path) -> None:

@@ -64,6 +64,16 @@ def modules_in(models: object) -> tuple[nn.Module, ...]:
     return _checked(models, lambda model: False, "a torch.nn.Module")
 
 
+def compilable_in(models: object) -> tuple[nn.Module | VllmEngine, ...]:
+    """Return modules and engines in ``models``, whose compiled code can be recorded.
+
+    Raises OptionError.
+    """
+    from llmdebug_nb.capture.compat.vllm_api import is_engine
+
+    return _checked(models, is_engine, "a torch.nn.Module or a vllm.LLM")
+
+
 def models_in(models: object) -> tuple[Model, ...]:
     """Return modules, models of runtimes and engines in ``models``. Raises OptionError."""
     from llmdebug_nb.capture.compat.llamacpp_api import is_llama

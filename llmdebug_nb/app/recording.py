@@ -13,7 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from llmdebug_nb.app.live_models import models_in, modules_in, remember_roots, remember_run
+from llmdebug_nb.app.live_models import (
+    compilable_in,
+    models_in,
+    remember_roots,
+    remember_run,
+)
 from llmdebug_nb.app.runs import recorded
 from llmdebug_nb.capture.hooks import module_tree
 from llmdebug_nb.core import determinism, interrupts
@@ -88,8 +93,8 @@ class Recording:
             )
         self.options = options
         self._rank = rank_here() if rank is None else rank
-        # what a runtime or an engine runs can't be compiled
-        self._models = models_in(model) if options.graph is None else modules_in(model)
+        # what a runtime runs can't be compiled; vLLM's model can
+        self._models = models_in(model) if options.graph is None else compilable_in(model)
         self._manual = manual
         self._session: Session | None = None
         self._pid = os.getpid()  # of the process whose recording it is
@@ -175,9 +180,8 @@ class Recording:
             return eager_session(self.options, writer, module_tree.build, self._models, self._rank)
         from llmdebug_nb.capture.compiled.session import compiled_session
 
-        models = modules_in(self._models)
         return compiled_session(
-            self.options, writer, module_tree.build, models, self._rank, reference
+            self.options, writer, module_tree.build, self._models, self._rank, reference
         )
 
     @interrupts.held

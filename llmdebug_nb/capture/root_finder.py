@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from llmdebug_nb.capture import empty_dump
-from llmdebug_nb.capture.compat import pytorch
+from llmdebug_nb.capture.compat import pytorch, vllm_api
 from llmdebug_nb.capture.hooks.inspection import find_entries, find_fused
 from llmdebug_nb.capture.hooks.modules import EntryListener, HookedModule, Root
 from llmdebug_nb.capture.parts import Parts
@@ -56,7 +56,9 @@ class RootFinder:
         known = self._parts.roots.get(module)
         if known is not None:
             return known
-        why = None if self._looks_inside else empty_dump.why_compiled(module)
+        # what an engine compiled is never traced again, whatever hooks there are
+        is_safe = self._looks_inside or vllm_api.compiles(module)
+        why = None if is_safe else empty_dump.why_compiled(module)
         why = empty_dump.why_script(module) or why
         if why is None:
             return self._add(module)

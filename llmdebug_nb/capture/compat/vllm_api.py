@@ -175,6 +175,14 @@ def run_eagerly(model: nn.Module) -> Callable[[], None]:
     return undo.close
 
 
+def inductor_settings(runner: Runner) -> dict[str, object]:
+    """Return the settings that an engine gives to Inductor; none in a release without them."""
+    holder: object = runner
+    for name in ("vllm_config", "compilation_config", "inductor_compile_config"):
+        holder = getattr(holder, name, None)
+    return dict(holder) if isinstance(holder, dict) else {}
+
+
 # -- the steps of a runner ------------------------------------------------------------------------
 
 

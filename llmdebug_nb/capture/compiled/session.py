@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import FrameType
 
 import torch
 from torch import nn
 
-from llmdebug_nb.capture.compat import dynamo, inductor, pytorch
+from llmdebug_nb.capture.compat import dynamo, inductor, pytorch, vllm_api
 from llmdebug_nb.capture.compiled.graphs import Graphs
 from llmdebug_nb.capture.compiled.origins import Frame
+from llmdebug_nb.capture.engines.vllm_steps import VllmSteps
 from llmdebug_nb.capture.hooks.modules import Args, HookedModule, Kwargs, Root
 from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.capture.root_calls import RootCalls
@@ -41,9 +43,15 @@ class CompiledModules:
     (or compiled function) is followed that runs when the backend is first called.
     """
 
-    def __init__(self, parts: Parts, models: Sequence[nn.Module], describe: Describe) -> None:
-        """Raises CaptureError: a model can't be recorded."""
-        self._parts, self._models = parts, models
+    def __init__(
+        self, parts: Parts, models: Sequence[nn.Module], describe: Describe,
+        engines: Sequence[VllmSteps] = (),
+    ) -> None:  # fmt: skip
+        """``engines``: those that run some of the models.
+
+        Raises CaptureError: a model can't be recorded.
+        """
+        self._parts, self._models, self._engines = parts, models, engines
         self._calls = RootCalls(parts)
         self.thread, self.observer, self.guarded = parts.thread, parts.observer, parts.guard.run
         self.recorder, self.reference, self.profile = parts.recorder, parts.reference, parts.profile
@@ -78,6 +86,9 @@ class CompiledModules:
                 self._contexts.enter_context(dynamo.compiled_with(module, self.graphs.backend))
         for root in self._given:
             root.first.attach()
+        for engine in self._engines:
+            engine.start(self._parts)
+            self._contexts.callback(engine.stop)
 
     def stop(self) -> None:
         self._calls.stop()
@@ -162,12 +173,13 @@ def compiled_session(
     options: DumpOptions,
     sink: Sink,
     describe: Describe,
-    models: Sequence[nn.Module] = (),
+    models: Sequence[object] = (),
     rank: int = 0,
     reference: Sink | None = None,
 ) -> Session:
     """Make the session that records what `torch.compile` compiles, by its ``backend``.
 
+    ``models``: modules and vLLM engines; an engine's own settings of Inductor hold for its model.
     ``reference``: sink of a second dump, of the graph that kernels are made of, run node by node on
     the same inputs.
 
@@ -175,15 +187,29 @@ def compiled_session(
         CaptureError: a model can't be recorded, or there is no compiler for the CPU. OptionError:
         an option has no meaning. EmptyDumpError: the filters match none of the modules.
     """
+    runners = [vllm_api.runner_of(each) for each in models if vllm_api.is_engine(each)]
+    engines = [VllmSteps(runner) for runner in runners]
+    modules = [model for model in models if isinstance(model, nn.Module)]
+    modules += [engine.model for engine in engines]
+    options = _with_settings(options, [vllm_api.inductor_settings(each) for each in runners])
     parts = Parts.build(
         options, sink, rank, restricted=bool(models), operators=True, reference=reference
     )
-    source = CompiledModules(parts, models, describe)
+    source = CompiledModules(parts, modules, describe, engines)
     session = Session(parts, source, backend=source.graphs.backend)
     if models:
         session.refuse_empty_selection()
-    _check_compiler(options, models)
+    _check_compiler(options, modules)
     return session
+
+
+def _with_settings(options: DumpOptions, engines: Sequence[Mapping[str, object]]) -> DumpOptions:
+    """Add the settings of engines that Inductor knows; those that the user gives go before."""
+    if options.graph == "fx" or not engines:
+        return options
+    known = set(inductor.settings())
+    found = {name: value for each in engines for name, value in each.items() if name in known}
+    return replace(options, compiler_config={**found, **(options.compiler_config or {})})
 
 
 def _check_compiler(options: DumpOptions, models: Sequence[nn.Module]) -> None:

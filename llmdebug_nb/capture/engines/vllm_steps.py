@@ -43,10 +43,11 @@ class VllmSteps:
         """Begin to follow the steps. The model is a root of the recording by now."""
         self._parts = parts
         parts.steps.numbered_by(self.model, self)
-        if vllm_api.compiles(self.model):
+        if parts.options.graph is None and vllm_api.compiles(self.model):
             parts.notes.append(
                 "the engine compiles its model, so only the modules outside of compiled code were"
-                " seen; force_eager=True runs and records the modules in place of that code"
+                " seen; force_eager=True runs and records the modules in place of that code,"
+                " graph='fused' records its kernels"
             )
         for recorder in parts.recorders:
             recorder.sink.note({"settings": parts.settings()})
@@ -140,7 +141,8 @@ class VllmSteps:
         if whole:
             ids = kwargs.get("input_ids", next(iter(args), None))
             rows = self._rows(index, ids if isinstance(ids, torch.Tensor) else None)
-            self._parts.recorder.sink.table(TOKEN_ROWS.name, rows)
+            for recorder in self._parts.recorders:
+                recorder.sink.table(TOKEN_ROWS.name, rows)
         return RootCall(
             index, step=self._step, kind="engine", query=count, batch=len(self._scheduled)
         )
