@@ -46,8 +46,8 @@ class VllmSteps:
         if parts.options.graph is None and vllm_api.compiles(self.model):
             parts.notes.append(
                 "the engine compiles its model, so only the modules outside of compiled code were"
-                " seen; force_eager=True runs and records the modules in place of that code,"
-                " graph='fused' records its kernels"
+                " seen; force_eager=True (--force-eager) runs and records the modules in place of"
+                " that code, and dump(llm, graph='fused') records its kernels"
             )
         for recorder in parts.recorders:
             recorder.sink.note({"settings": parts.settings()})
