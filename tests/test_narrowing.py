@@ -132,3 +132,59 @@ def test_the_line_that_makes_a_tensor_is_blamed_not_the_one_that_uses_it(case):
     assert ld.compare(golden, right).verdict in AGREED
     (finding, *_) = ld.compare(golden, wrong).findings
     assert finding.mine.line == ours.forward.__code__.co_firstlineno + line
+
+
+class Normed(nn.Module):
+    """Adds what a projection of a norm gives to a stream. ``norm``: the class of the norms."""
+
+    def __init__(self, norm=nn.RMSNorm):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.project, self.head = (nn.Linear(24, n) for n in (24, 24, 8))
+        self.first, self.last = norm(24, eps=1e-12), norm(24, eps=1e-12)
+
+    def forward(self, x):
+        stream = self.embed(x)
+        return self.head(self.last(stream + self.project(self.first(stream))))
+
+
+class Root(nn.RMSNorm):
+    """A norm by the formula."""
+
+    def forward(self, x):
+        return torch.mul(x, (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()) * self.weight
+
+
+class Scaled(Normed):
+    """Scales the stream, and what is added to it by ``added``; ``factor``: a bug of its own."""
+
+    def __init__(self, added, factor=1.0):
+        super().__init__(Root)
+        self.added, self.factor = added, factor
+
+    def forward(self, x):
+        stream = torch.mul(self.embed(x), 3.0)
+        added = torch.mul(self.project(self.first(stream)), self.added)
+        return self.head(self.last(torch.add(stream, added)) * self.factor)
+
+
+def scaled(added, factor=1.0):
+    """Compare golden, of which the modules alone were recorded, with a scaled stream."""
+    torch.manual_seed(1)
+    x = torch.randn(6, 24)
+    models = ("golden", Normed(), "module"), ("mine", Scaled(added, factor), "module+api")
+    return ld.compare(*(recorded(m, lambda m=m: m(x), name, mode=how) for name, m, how in models))
+
+
+def test_a_factor_that_one_norm_hides_is_blamed_if_the_next_one_does_not():
+    (finding, *_) = scaled(1.0).findings
+    assert finding.golden is None
+    assert finding.mine.line == Scaled.forward.__code__.co_firstlineno + 1
+    assert "times 3" in finding.relation
+
+
+def test_a_factor_that_all_norms_hide_is_never_blamed():
+    assert scaled(3.0).verdict in AGREED
+    findings = scaled(3.0, factor=0.5).findings
+    assert findings
+    assert all("times 3" not in each.relation for each in findings)

@@ -152,6 +152,9 @@ class Calls:
                 self.all.append(call)
                 if call.is_operator:
                     self.operated.add(call.module)
+        self.has_operators = tuple(  # of golden's run, of mine's
+            any(is_operator(key.path) for key in side) for side in (self._golden, self._mine)
+        )
         for call in self.all:
             call.span = _span(call)
         self._starts = [call.span[0] for call in self.all]  # rising, since rows are in order

@@ -339,14 +339,18 @@ class Flow:
             side[: bisect.bisect_left(side, record.id, key=lambda r: r.id)]
             for side in self._inside[id(call)]
         )
-        inputs = [r for r in call.inputs if not self._is_used_up(r, call, record)]
+        inputs, others = (
+            [r for r in side if not self._is_used_up(r, call, record)]
+            for side in (call.inputs, others)
+        )
         return [*inputs, *call.weights, *others, *agreeing[-1:]]
 
     def _is_used_up(self, given: Record, call: FlowCall, record: Record) -> bool:
-        """Tell whether code around what ran inside makes no use of an input to make a tensor.
+        """Tell whether code around what ran inside makes no other use of a tensor to make another.
 
-        A call inside takes it, and gives what agrees; and it doesn't fit the tensor elementwise, as
-        angles of a head don't fit a residual.
+        ``given``: an input, or what ran inside gave it. A call inside takes it, and gives what
+        agrees; and it doesn't fit the tensor elementwise, as angles of a head don't fit a residual,
+        nor numbers of experts their sum.
         """
         if self.agrees(given) is not None or _broadcasts(given, record):
             return False

@@ -110,13 +110,13 @@ class Judge:
             idle = self.narrowing.idle(region)
             if idle is not None:
                 return self._idle(golden, idle, region)
-            other = region.mine if golden else region.golden
-            if any(call.inner for call in other) and not self.calls.operated:
+            at = int(not golden)
+            other = (region.golden, region.mine)[1 - at]
+            if any(call.inner for call in other) and not self.calls.has_operators[1 - at]:
                 return self._between(own, row, region)  # code that was not recorded does it there
             if (golden or mine)[-1].one_sided:
-                at = int(not golden)
                 first = self._first_alone(golden or mine, region, at)
-                return self._one_sided(first, ("golden", "mine")[at], row)
+                return self._one_sided(first, ("golden", "mine")[at], row, region.before)
             golden = mine = golden or mine  # what the other program does there, it passes on
         if golden and mine and region.is_given_another(self._flows[1]):
             return self._given(golden, mine, row)
@@ -255,13 +255,14 @@ class Judge:
         first = next((call for call in chain if not call.gives_indices), chain[0])
         return self.calls.at(at, self.narrowing.made_up(first, chain, at).key)
 
-    def _one_sided(self, call: ComparedCall, owner: str, row: Difference) -> Blamed:
-        """Blame the first call of a chain that only one program makes."""
+    def _one_sided(
+        self, call: ComparedCall, owner: str, row: Difference, before: FlowCall | None = None
+    ) -> Blamed:
+        """Blame the first call of a chain that only one program makes, ``before`` another one."""
+        words = f"only {owner} calls {call.op if call.is_operator else call.path}"
+        words += f" before {before.key.path}" if before is not None else ""
         if call.is_operator:
-            reaches = f"{row.site.role} {row.site.slot} of {row.op}"
-            words = f"only {owner} calls {call.op}, and its result reaches {reaches}"
-        else:
-            words = f"only {owner} calls {call.path}"
+            words += f", and its result reaches {row.site.role} {row.site.slot} of {row.op}"
         own = (call.golden, None) if owner == "golden" else (None, call.mine)
         alone = ComparedCall(own[0], own[1], call.inputs, call.weights, call.outputs)
         shown = next(iter(call.outputs or call.inputs), row)

@@ -30,7 +30,9 @@ class Narrowing:
 
     def narrowed(self, region: Region) -> Region:
         """Return the region without the calls that only pass its error on."""
-        region = self._given(region) or self._around(self._backwards(region))
+        region = (
+            self._given(region) or self._hidden(region) or self._around(self._backwards(region))
+        )
         operators = [[c for c in side if c.is_operator] for side in (region.golden, region.mine)]
         if all(operators) and sum(map(len, operators)) > 2:
             theirs, ours = operators
@@ -156,6 +158,40 @@ class Narrowing:
         if any(call.is_operator or call.inner for call in (theirs, ours)):
             return None
         return self._is_given(region, theirs, ours)
+
+    def _hidden(self, region: Region) -> Region | None:
+        """Return the region of what mine alone makes of a tensor that golden takes as it is.
+
+        A call of both programs takes golden's tensor in golden and what mine makes of it in mine,
+        and gives the same, as a norm hides a factor. So the one stands in the place of the other.
+        It is no other form of the same if the region puts it together with what agrees.
+        """
+        made = (r for call in region.mine for r in call.outputs if self._is_made(1, r))
+        for record in filter(is_telling, made):
+            if not self._is_mixed(record, region.mine):
+                continue
+            makers = self.flows[1].makers(record, after=-1)
+            chain = [call for call in region.mine if call in makers]
+            for ours in self.flows[1].taken_by.get(record.summary.fingerprint, ()):
+                for theirs in self._agreeing(ours):
+                    left, right = self.exchange.unsettled(theirs, ours)
+                    if len(left) != 1 or len(right) != 1 or not same_bytes(right[0], record):
+                        continue
+                    if any(self.exchange.same(left[0], r) for call in chain for r in call.inputs):
+                        return self._cut(region, [], chain, theirs)
+        return None
+
+    def _is_mixed(self, record: Record, calls: Sequence[FlowCall]) -> bool:
+        """Tell whether one of mine's calls takes a tensor together with data that agrees."""
+        takers = (c for c in calls if any(same_bytes(r, record) for r in c.inputs))
+        return any(self._is_data(r, 1) for call in takers for r in call.inputs)
+
+    def _agreeing(self, mine: FlowCall) -> list[FlowCall]:
+        """Return the calls of golden in the place of a call of mine whose results all agree."""
+        rows = [d for record in mine.outputs for d in self.flows[1].rows[record.id]]
+        placed = [d.pair.golden for d in rows if d.pair.at_its_place]
+        calls = dict.fromkeys(self.flows[0].call(r) for r in placed if r is not None)
+        return [call for call in calls if all(map(self.flows[0].agrees, call.outputs))]
 
     def _is_given(self, region: Region, theirs: FlowCall, ours: FlowCall) -> Region | None:
         """Return the region before a module if it is given another tensor."""
