@@ -28,7 +28,7 @@ from llmdebug_nb.core.findings import (
 from llmdebug_nb.core.headline import Headline
 from llmdebug_nb.core.listings import Listing
 from llmdebug_nb.core.printable import printable
-from llmdebug_nb.core.reasons import REJOINED
+from llmdebug_nb.core.reasons import AFTER_TIE, REJOINED
 from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.explain import causes, listing
 from llmdebug_nb.explain.blame import Explanation
@@ -68,9 +68,12 @@ def _settled(rows: list[Difference], explanation: Explanation) -> list[Differenc
             return replace(d, verdict="unmatched", reason=REJOINED)
         if d.verdict == "diverged" and d.index in explanation.passed_on:
             return replace(d, verdict=EXPECTED, reason=_PASSED_ON)
+        if d.verdict == "diverged" and d.index in explanation.behind_ties:
+            return replace(d, verdict="unmatched", reason=AFTER_TIE)
         return d
 
-    return [settled(d) for d in rows] if explanation.rejoins or explanation.passed_on else rows
+    found = explanation.rejoins, explanation.passed_on, explanation.behind_ties
+    return [settled(d) for d in rows] if any(found) else rows
 
 
 class Report(Tabular):

@@ -35,12 +35,11 @@ from llmdebug_nb.core.findings import (
     RowVerdict,
     covering,
 )
-from llmdebug_nb.core.reasons import CLOSE
+from llmdebug_nb.core.reasons import AFTER_TIE, CLOSE
 from llmdebug_nb.core.records import Record, Site
 
 UNMATCHED: Final = "unmatched"
 NEAR_TIE = "another choice at a near tie: its inputs differ within noise"
-AFTER_TIE = "not comparable: it follows a choice that was made differently at a near tie"
 COARSER = "mine has a coarser dtype here than in the other calls of this kind"
 TOO_EVEN = "all elements are off by one factor, which rounding does not cause"
 FOLLOWS = "explained by what is expected"

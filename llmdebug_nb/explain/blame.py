@@ -12,14 +12,25 @@ from __future__ import annotations
 import contextlib
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from llmdebug_nb.core.errors import LLMDebugError
-from llmdebug_nb.core.findings import Difference, Finding
+from llmdebug_nb.core.findings import EXPECTED, Difference, Finding
 from llmdebug_nb.core.paths import is_operator, module_of
+from llmdebug_nb.core.reasons import AFTER_TIE
 from llmdebug_nb.core.records import CallKey, Kernel
-from llmdebug_nb.explain import causes, clauses, inside, nodes, relating, repro, scalars, sources
+from llmdebug_nb.explain import (
+    causes,
+    clauses,
+    inside,
+    near_tie,
+    nodes,
+    relating,
+    repro,
+    scalars,
+    sources,
+)
 from llmdebug_nb.explain.calls import ComparedCall
 from llmdebug_nb.explain.edges import input_name, is_root, kind_of
 from llmdebug_nb.explain.effects import equal_in_effect
@@ -35,8 +46,9 @@ class Explanation:
     """Why two runs differ. All others are indices of rows.
 
     ``rows``: of each finding, the differences that it makes. ``rejoins``: those that reach nothing.
-    ``passed_on``: those that a replay shows to follow from what is expected. ``problems``: errors
-    of the search itself, in words.
+    ``passed_on``: those that a replay shows to follow from what is expected. ``behind_ties``: those
+    that follow from a choice that rounding decides. ``ties``: of the rows of such choices, how many
+    tokens their step has. ``problems``: errors of the search itself, in words.
     """
 
     findings: list[Finding]
@@ -44,6 +56,8 @@ class Explanation:
     rejoins: frozenset[int] = frozenset()
     passed_on: frozenset[int] = frozenset()
     problems: tuple[str, ...] = ()
+    behind_ties: frozenset[int] = frozenset()
+    ties: Mapping[int, int] = field(default_factory=dict)
 
 
 def explained(
@@ -52,14 +66,46 @@ def explained(
     """Return the findings, the worst first, and the rows that are only written otherwise.
 
     A path has one finding, even if many steps show its error. ``causes_too``: search for the
-    causes; else there are no findings.
+    causes; else there are no findings. Behind a choice that rounding decides the search goes on.
     """
+    found = _searched(differences, runs, causes_too)
+    ties: dict[int, int] = {}
+    last: list[tuple[Finding, frozenset[int]]] = []
+    while new := found.ties.keys() - ties.keys():
+        ties |= found.ties
+        every = zip(found.findings, found.rows, strict=True)
+        last += [(f, rows) for f, rows in every if not new.isdisjoint(rows)]
+        found = _searched(_but(differences, ties), runs, causes_too, ties)
+    findings, rows = [f for f, _ in last], [rows for _, rows in last]
+    return replace(found, findings=[*found.findings, *findings], rows=[*found.rows, *rows])
+
+
+def _but(differences: Sequence[Difference], ties: Collection[int]) -> list[Difference]:
+    """Return the rows, those of near ties as expected."""
+    contents = {d.content for d in differences if d.index in ties}
+
+    def other(d: Difference) -> Difference:
+        if not d.differs or d.content not in contents:
+            return d
+        return replace(d, verdict=EXPECTED, follows=False, reason=AFTER_TIE)
+
+    return list(map(other, differences))
+
+
+def _searched(
+    differences: Sequence[Difference],
+    runs: Runs,
+    causes_too: bool,
+    ties: Mapping[int, int] | None = None,
+) -> Explanation:
+    """Return what `explained` does, up to the first near tie. ``ties``: those that are known."""
     crossed = nodes.is_crossed(differences)
     if crossed:
         differences = nodes.comparable(differences)
     rejoins: set[int] = set()
     passed_on: set[int] = set()
     found: _Found = []
+    seen: dict[int, int] = {}
     failures = _Failures()
     for phase in dict.fromkeys(d.site.phase for d in differences if d.verdict == "diverged"):
         if failures.texts:
@@ -67,15 +113,15 @@ def explained(
         with failures.told(
             f"of what differs in the {phase} pass", "differences without effect count"
         ):
-            replays = PassedOn(differences, phase, runs)
-            frontier = Frontier(differences, phase, runs.same_code, replays)
+            passes_on = PassedOn(differences, phase, runs, ties or {})
+            frontier = Frontier(differences, phase, runs.same_code, passes_on)
             guilty = frontier.guilty
             rejoins |= {d.index for d in frontier.rejoins}
             passed_on |= frontier.passed_on
             if guilty:
                 if causes_too:
                     search = _Search(differences, guilty[0].row, frontier, runs, crossed, failures)
-                    found = search.findings()
+                    found, seen = search.findings(), search.ties
                 break
     else:
         with failures.told("of settings that differ"):
@@ -85,7 +131,10 @@ def explained(
             rejoins |= _equal_in_effect(differences, rejoins)
     findings, rows = [f for f, _ in found], [each for _, each in found]
     problems = tuple(failures.texts)
-    return Explanation(findings, rows, frozenset(rejoins), frozenset(passed_on), problems)
+    followers = (frozenset(), frozenset(passed_on)) if ties else (frozenset(passed_on), frozenset())
+    return Explanation(
+        findings, rows, frozenset(rejoins), followers[0], problems, followers[1], seen
+    )
 
 
 class _Failures:
@@ -153,6 +202,7 @@ class _Search:
         self.frontier = frontier
         self.judge = Judge(differences, start, frontier, runs)
         self.nodes = nodes.NodeSearch(runs)
+        self.ties: dict[int, int] = {}  # tokens of the step, by the row of the region
         # Fusion may hide an input. A call with hidden inputs is blamed only if no other call is.
         self.follows = (causes.INHERITED, causes.UNKNOWN_INPUT) if crossed else (causes.INHERITED,)
 
@@ -188,11 +238,20 @@ class _Search:
         """Return what is to blame for a region: the call at its end if the search for it fails."""
         row, found = region.row, list[Blamed]()
         with self._failures.told(f"of the error at {row.site.path or 'the model'}"):
-            found.append(self.judge.blamed(region))
+            found.append(self._tied(region) or self.judge.blamed(region))
         own = self.judge.calls.of(row)
         if not found and own is not None:
             found.append(Blamed(own, causes.UNKNOWN_INPUT, clauses.of_difference(row), row))
         return found[0] if found else None
+
+    def _tied(self, region: Region) -> Blamed | None:
+        """Return the choice in a region that rounding decides, if there is one."""
+        tie = near_tie.told(region, self.runs, self.frontier.flows[0])
+        own = self.judge.calls.of(region.row) if tie else None
+        if tie is None or own is None:
+            return None
+        self.ties[region.row.index] = tie.tokens
+        return Blamed(own, causes.NEAR_TIE, tie.words, region.row)
 
     def _regions(self) -> list[Region]:
         """Return the regions in execution order.

@@ -23,12 +23,18 @@ def of_inputs(call: ComparedCall) -> str:
     return f"its inputs agree (error {worst:.2g})"
 
 
-def of_expected(entering: Sequence[Difference]) -> str:
-    """Return an addition on the expected differences that enter a region; "" if there are none."""
+def of_expected(entering: Sequence[Difference], behind_tie: bool = False) -> str:
+    """Return an addition on the expected differences that enter a region; "" if there are none.
+
+    ``behind_tie``: another choice at a near tie makes them.
+    """
     if not entering:
         return ""
     worst = max(entering, key=lambda d: d.error or 0.0)
     where, error = worst.site.path or "the model", worst.error or 0.0
+    if behind_tie:
+        text = f"it stands behind a near tie, whose effect enters (error {error:.2g} at {where})"
+        return f"; {text} and does not explain it"
     return (
         f"; what enters differs as expected (error {error:.2g} at {where}). That explains no error "
         "of this size, and no replay shows that it only follows"

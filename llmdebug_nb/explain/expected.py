@@ -9,28 +9,48 @@ own, adds nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import ancestors, within
-from llmdebug_nb.explain import verify
+from llmdebug_nb.explain import near_tie, verify
 from llmdebug_nb.explain.calls import Calls, ComparedCall
+from llmdebug_nb.explain.flow import Flow
 from llmdebug_nb.explain.frontier import Region
 from llmdebug_nb.explain.runs import Runs
 
 
 class PassedOn:
-    """Tells of the regions of one phase whether they only pass expected differences on."""
+    """Tells of the regions of one phase whether they only pass expected differences on.
 
-    def __init__(self, differences: Sequence[Difference], phase: str, runs: Runs) -> None:
+    ``ties``: how many tokens the steps of those rows have that differ by a near tie.
+    """
+
+    def __init__(
+        self,
+        differences: Sequence[Difference],
+        phase: str,
+        runs: Runs,
+        ties: Mapping[int, int] | None = None,
+    ) -> None:
         self._differences, self._phase, self._runs = differences, phase, runs
+        self._ties = ties or {}
         self._proven: dict[int, bool] = {}  # by the id of the call
 
     def __call__(self, region: Region) -> bool:
         if any(d.content == region.row.content for d in region.expected):
             return True
+        if self._ties and self._behind(region):
+            return True
         return any(map(self._is_proven, self._around(region)))
+
+    @cached_property
+    def _behind(self) -> near_tie.Behind:
+        sites = {d.index: d.site for d in self._differences if d.index in self._ties}
+        steps = {(at.generation, at.step): self._ties[index] for index, at in sites.items()}
+        rows = [d for d in self._differences if d.site.phase == self._phase]
+        return near_tie.Behind(steps, self._runs, Flow(rows, 0))
 
     @cached_property
     def _calls(self) -> Calls:

@@ -159,7 +159,7 @@ class Frontier:
         evidence: there, too little may have been left of the effect of a bug in it.
         """
         rest = [d for d in self._bad + self._apart if d.index not in self.reaching]
-        own = [d for d in rest if not self.inherited(d)]  # they are made of what agrees
+        own = [d for d in rest if self._is_made(d)]
         quiet: dict[object, set[str]] = defaultdict(set)  # by place, the paths
         for place, path in itertools.chain.from_iterable(map(_places, own)):
             quiet[place].add(path)
@@ -182,6 +182,14 @@ class Frontier:
                 )
             )
         ]
+
+    def _is_made(self, row: Difference) -> bool:
+        """Tell whether a difference is made of what agrees, or of what does no harm and is less."""
+        sources = self.inherited(row)
+        if any(source.index in self.reaching for source in sources):
+            return False
+        entering = max((source.error or 0.0 for source in sources), default=0.0)
+        return (row.error or 0.0) > constants.AMPLIFICATION * entering
 
     def _is_made_later(self, row: Difference, takers: Sequence[FlowCall]) -> bool:
         """Tell whether mine makes of its tensor, behind it, what only golden makes before it."""

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import Difference
+from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.paths import common_ancestor, is_operator, module_of, parent_of
+from llmdebug_nb.core.reasons import AFTER_TIE
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.explain import causes, clauses, near_tie, overflow, scalars, verify, weight_order
+from llmdebug_nb.explain import causes, clauses, overflow, scalars, verify, weight_order
 from llmdebug_nb.explain.calls import Calls, ComparedCall, as_one, same_operator
 from llmdebug_nb.explain.edges import (
     changes_nothing,
@@ -66,21 +67,17 @@ class Judge:
         self._flows = frontier.flows
         self.narrowing = Narrowing(frontier.flows, runs)
         self.turning = Turning(frontier.flows, runs)
+        self._behind_tie = any(d.reason == AFTER_TIE for d in differences if d.verdict == EXPECTED)
         self._tested = 0
         self.made = False  # True once a call is known to have made an error
 
     def blamed(self, region: Region) -> Blamed:
         """Return what is to blame for a region."""
-        tie = near_tie.told(region, self.runs, self._flows[0])
-        own = self.calls.of(region.row) if tie else None
-        if own is not None:
-            evidence = f"rounding decides a choice before it: {tie}"
-            return Blamed(own, causes.NEAR_TIE, evidence, region.row)
         expected = region.expected
         region = replace(self.narrowing.narrowed(region), expected=expected)
         found = self.cause(region)
         self.made = self.made or found.cause not in LAST
-        evidence = f"{found.evidence}{clauses.of_expected(expected)}"
+        evidence = f"{found.evidence}{clauses.of_expected(expected, self._behind_tie)}"
         return replace(found, region=found.region or region, evidence=evidence)
 
     def cause(self, region: Region) -> Blamed:

@@ -25,7 +25,7 @@ _MADE = {
     causes.SCALAR: "The error is made in {where}, by a different setting and not by its code",
     causes.OTHER_OPS: "The error is made at {where}, as the two programs call other operators",
     causes.NONDETERMINISTIC: "There is no error in {where}, but its result changes from run to run",
-    causes.NEAR_TIE: "There is no error in {where}: rounding decides a choice between near equals",
+    causes.NEAR_TIE: "There is no error in {where}",
     causes.OVERFLOW: "The error is made in {where}, where values overflow",
     causes.OTHER_TOKEN: "The error comes from the previous step, which chose another token",
     causes.CARRIED_OVER: (
@@ -86,7 +86,8 @@ def sentences(
     findings = [finding for finding in findings if finding.expected is None]
     if first is None and not findings:
         return _fine(labels, verdict, differences)
-    seen = _seen(labels, first)
+    ties = bool(findings) and all(f.cause == causes.NEAR_TIE for f in findings)
+    seen = _seen(labels, first, ties)
     expected = sum(d.verdict == EXPECTED for d in differences)
     seen += f" {expected:,} further tensors differ as expected." if expected else ""
     if not findings:
@@ -142,9 +143,14 @@ def unanswered(labels: tuple[str, str], why: str) -> str:
     )
 
 
-def _seen(labels: tuple[str, str], first: Difference | None) -> str:
-    """Return the sentence on the first difference."""
+def _seen(labels: tuple[str, str], first: Difference | None, ties: bool) -> str:
+    """Return the sentence on the first difference. ``ties``: near ties make all that differs."""
     runs = f"{labels[0]} and {labels[1]}"
+    if ties:
+        return (
+            f"{runs} agree within noise, but for a choice between near equals that rounding decides"
+            " and for what follows from it."
+        )
     if first is None:
         return f"{runs} agree within noise in every comparable tensor, but their settings differ."
     s = first.site
