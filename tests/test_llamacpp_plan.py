@@ -14,6 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import llmdebug_nb as ld
+from fake_ggml import Fake, installed
 from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.compat.ggml_tensors import Tensor
 from llmdebug_nb.capture.engines.ggml_axes import Shape
@@ -98,6 +100,34 @@ def test_a_result_is_let_go_once_its_last_reader_is_computed(recorder: Recorder)
     gc.collect()
     assert (1 in results, results[1], held()) == (True, None, None)
     assert results[2] is not None  # nobody knows who reads it
+
+
+def test_modules_alone_have_the_rows_that_they_have_beside_their_nodes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    installed(monkeypatch)
+    found = []
+    for name, apis in (("all", "*"), ("modules", "!*"), ("norms", "Ggml.RMS_NORM")):
+        engine = Fake()
+        read: list[str] = []
+        values = engine.library.values
+        monkeypatch.setattr(
+            engine.library, "values", lambda x, v=values, r=read: (r.append(x.name), v(x))[1]
+        )
+        with ld.dump(engine, name=name, path=tmp_path, tokens="all", apis=apis) as run:
+            engine.eval([3, 1, 4])
+            engine.eval([9])
+        rows = [
+            (site.step, site.path, site.call, site.role, site.slot, str(record.summary))
+            for record in run.records()
+            for site in [record.site]
+        ]
+        found.append((rows, {path for _, path, *_ in rows if "/" in path}, len(read)))
+    (every, nodes, all_read), (modules, none, few_read), (norms, some, _) = found
+    assert modules == [row for row in every if "/" not in row[1]]
+    assert [row for row in norms if "/" not in row[1]] == modules
+    assert (none, some) == (set(), {path for path in nodes if path.endswith("RMS_NORM")})
+    assert few_read < all_read
 
 
 # -- tensors that were promised to stay as they are -----------------------------------------------

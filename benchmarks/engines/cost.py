@@ -1,14 +1,14 @@
 """Measure what recording statistics costs an engine: a model of 12 layers of 1024.
 
     python benchmarks/engines/cost.py vllm [--rounds 7] [--precision bfloat16]
-    python benchmarks/engines/cost.py llamacpp [--rounds 7] [--precision q8_0]
+    python benchmarks/engines/cost.py llamacpp [--rounds 7] [--precision q8_0] [--apis '!*']
     PYTHONPATH=.venv/openvino python benchmarks/engines/cost.py openvino [--layers 6 --hidden 512]
 
 Each round generates once without and once with a recording, of the statistics of all modules (of
-llama.cpp and OpenVINO: of all nodes, too) in all steps. vLLM serves the requests together, the
-others one after the other; the model of OpenVINO has no cache, so that each token costs a whole
-text. The table has medians with the least and the greatest, and the ratio of the medians; starting
-and ending a recording are not counted.
+llama.cpp and OpenVINO: of all nodes, too, that ``--apis`` asks for) in all steps. vLLM serves the
+requests together, the others one after the other; the model of OpenVINO has no cache, so that each
+token costs a whole text. The table has medians with the least and the greatest, and the ratio of
+the medians; starting and ending a recording are not counted.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ def main() -> None:
     parser.add_argument("engine", choices=ENGINES)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--precision", help="a dtype of torch, a file type of GGUF, a hint")
+    parser.add_argument("--apis", help="the nodes that are recorded; !* for none", default=())
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--hidden", type=int, default=1024)
     given = parser.parse_args()
@@ -115,7 +116,7 @@ def main() -> None:
             for number in range(given.rounds + 1):
                 for recorded in (False, True):
                     place = Path(folder, f"{number}-{tokens}") if recorded else None
-                    took = measured(engine, generate, tokens, place)
+                    took = measured(engine, generate, tokens, place, given.apis)
                     if number:  # the first round warms up
                         times[recorded].append(took)
             plain, with_run = (statistics.median(times[kind]) for kind in (False, True))
@@ -129,13 +130,15 @@ def spread(seconds: list[float]) -> str:
     return f"{middle * 1e3:,.0f} ms ({low * 1e3:,.0f}–{high * 1e3:,.0f})"
 
 
-def measured(engine: object, generate: Generate, tokens: int, folder: Path | None) -> float:
+def measured(
+    engine: object, generate: Generate, tokens: int, folder: Path | None, apis: str | tuple[()]
+) -> float:
     """Return the seconds that generating takes. ``folder``: of a recording; None: without one."""
     if folder is None:
         start = time.perf_counter()
         generate(tokens)
         return time.perf_counter() - start
-    with ld.dump(engine, name="cost", path=folder, tokens="all", stats_only=True):
+    with ld.dump(engine, name="cost", path=folder, tokens="all", stats_only=True, apis=apis):
         start = time.perf_counter()
         generate(tokens)
         return time.perf_counter() - start

@@ -120,6 +120,16 @@ class Graph:
             found.setdefault(path)
         return sorted(found, key=lambda path: path.count(".") if path else -1)
 
+    def borders(self) -> set[NodeKey]:
+        """Return the nodes with which modules begin or end."""
+        nodes = list(self.nodes.values())
+        homes = [None, *({node.module, *ancestors(node.module)} for node in nodes), None]
+        return {
+            node.key
+            for node, before, after in zip(nodes, homes, homes[2:], strict=False)
+            if any(home is None or node.module not in home for home in (before, after))
+        }
+
     def called(self, path: str) -> bool:
         """Tell whether a module is called: it does not only hold other modules."""
         return path in self._called

@@ -111,13 +111,21 @@ class LlamaSteps:
             selected = self._parts.filter.selected_modules([name], self._parts.roots.nodes)[0]
             kept[path] = wanted and selected
         self.kept = kept
-        nodes = self.graph.nodes
-        self._read = {key for key, node in nodes.items() if self._is_inside(node.module)}
+        nodes, borders = self.graph.nodes, self.graph.borders()
+        self._read = {
+            key
+            for key, node in nodes.items()
+            if self._is_inside(node.module) and (key in borders or self._lists(key.op))
+        }
         self._read.update(*(nodes[key].sources for key in list(self._read)))
         self._plan = Plan()
 
     def _is_inside(self, module: str) -> bool:
         return any(self.kept.get(path, False) for path in (module, *ancestors(module)))
+
+    def _lists(self, op: str) -> bool:
+        """Tell whether nodes of an operation are recorded themselves."""
+        return PREFIX + op in self._operators and not self._parts.options.logits
 
     @property
     def labels(self) -> list[str]:
@@ -321,7 +329,7 @@ class LlamaSteps:
         """Describe a node that was just computed. ``present``: the module that runs."""
         op, node = planned.key.op, self.graph.nodes.get(planned.key)
         module = present if node is None else node.module
-        listed = PREFIX + op in self._operators and not self._parts.options.logits
+        listed = self._lists(op)
         if not self._is_inside(module):
             return Described(module, False, listed, (), (), "")
         read, facts = sources.facts(tensor, planned.shape)
