@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,6 +29,8 @@ from llmdebug_nb.core.options import DumpOptions, runs_folder
 from llmdebug_nb.core.records import Node, RootCall
 from llmdebug_nb.show.words import count_text, size_text
 from llmdebug_nb.store import reader
+from llmdebug_nb.store.catalog import process_folders
+from llmdebug_nb.store.format import MARKER
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.writer import Writer, create_run
 
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from llmdebug_nb.capture.session import Session
     from llmdebug_nb.core.options import DumpKeywords
 
+_begun: Counter[str] = Counter()  # how many recordings of a name this process has begun
 _LAST_RANK = 2**31 - 1  # as torch keeps ranks in 32 bits
 
 
@@ -159,9 +163,20 @@ class Recording:
         from llmdebug_nb.capture import setup
 
         details = {"options": self.options.as_json(), "environment": setup.versions()}
-        folder = create_run(_parent(self.options), name, details)
+        folder = self._of_all_ranks(create_run(_parent(self.options), name, details), name)
         remember_run(folder)
         return folder
+
+    def _of_all_ranks(self, folder: Path, name: str) -> Path:
+        """Return the folder that the first rank made for this recording; ours, if it is alone."""
+        from llmdebug_nb.capture.compat import torch_distributed
+
+        _begun[name] += 1
+        found = Path(torch_distributed.first(f"llmdebug/{name}/{_begun[name]}", str(folder)))
+        if found == folder or not (found / MARKER).is_file():
+            return folder  # the first one, or one on another machine
+        shutil.rmtree(folder, ignore_errors=True)
+        return found
 
     def _writer(self, folder: Path) -> Writer:
         writer = Writer(folder, self._rank)
@@ -169,9 +184,12 @@ class Recording:
         return writer
 
     def _discard(self) -> None:
-        """Remove the empty folders."""
-        for folder in self._run_folders:
+        """Remove the empty folders; what other ranks wrote stays."""
+        for folder in self._process_folders:
             shutil.rmtree(folder, ignore_errors=True)
+        for folder in self._run_folders:
+            if not process_folders(folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _make_session(self, writer: Writer, reference: Writer | None = None) -> Session:
         if self.options.graph is None:

@@ -39,6 +39,7 @@ class OpenCall:
     ``parameters``: the names of its arguments by position; None if they are unknown.
     ``inputs``: kept where they are needed after the call. ``outer_stacks``: cache of `CallStacks`.
     ``arguments``: positional and by keyword, if they may have to be looked at after the call.
+    ``gives``: what a collective writes to.
     ``pending``: role, slot and leaf seen so far, if only overflowing calls are recorded.
     """
 
@@ -50,6 +51,7 @@ class OpenCall:
     selected = recorded = recomputed = False
     since: int | None = None
     edges: Sequence[tuple[str, tuple[AutogradNode, int]]] = ()
+    gives: object = None
     parameters: Parameters | None = None
     outer_stacks: OuterStacks | None = None
     pending: Sequence[tuple[str, str, object]] = ()

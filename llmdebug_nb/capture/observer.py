@@ -20,8 +20,9 @@ from llmdebug_nb.capture.operators.forward_operators import ForwardOperators
 from llmdebug_nb.capture.operators.kinds import Operator, operator_name
 from llmdebug_nb.capture.operators.modes import OperatorModes, Viewed
 from llmdebug_nb.capture.operators.view_chains import arguments_text
-from llmdebug_nb.capture.overflow_filter import OverflowFilter, RecordLeaves
+from llmdebug_nb.capture.overflow_filter import OverflowFilter, RecordLeaves, record_both
 from llmdebug_nb.capture.passing import Passing
+from llmdebug_nb.capture.ranks import Ranks
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.recording_filter import RecordingFilter
 from llmdebug_nb.capture.signatures import Signatures
@@ -44,6 +45,8 @@ class Observer:
     seen. ``weights_recorded``: all modules have been observed once.
     ``record(call, role, leaves)``: records inputs or outputs of a call.
     ``passing``: what lets calls pass, if calls are only checked for errors.
+    ``latest``: the root call that backward passes belong to; None if it is not recorded.
+    ``ranks``: records what concerns the ranks beside this one.
     ``on_call_end(call, outputs)``: called when a recorded call ends; the program waits for it.
     ``substitution``: the tensors of operators that are put in place of the program's own.
     """
@@ -67,15 +70,15 @@ class Observer:
         self.on_call_end: Callable[[OpenCall, list[Leaf]], None] | None = None
         self._options, self._recorder, self._profile = options, recorder, profile
         self._filter, self._restricted = recording_filter, restricted
-        self._counts = SharedCounts()
-        self.names = NameFilter(options, thread, self._counts)
+        self.counts = SharedCounts()
+        self.names = NameFilter(options, thread, self.counts)
         self._overflow: OverflowFilter | None = None
         self.record: RecordLeaves = recorder.record
         if options.overflow is not None:
             self._overflow = OverflowFilter(options.overflow, recorder.record, self.pause)
             self.record = self._overflow.hold
         if reference is not None:
-            self.record = functools.partial(_record_both, self.record, reference.record)
+            self.record = functools.partial(record_both, self.record, reference.record)
         self._roles = options.roles
         self._forward = "forward" in options.phases
         self._modules = options.records_modules and not options.logits
@@ -90,22 +93,24 @@ class Observer:
         self.passing = None if check is None else Passing(check, *parts)
         levels = options.operator_levels if operators else ()
         self._modes = OperatorModes(self, levels, options.apis) if levels else None
-        self._gradients = Gradients(self._roles, self.guarded, self._record_gradient)
+        self.ranks = Ranks(self, recorder, options, operators)
+        self._gradients = Gradients(self._roles, self.guarded, self.record_gradient)
         self._call_stacks = CallStacks.of(recorder) if options.sources else None
         self._signatures = Signatures()
-        # the root call that backward passes belong to
-        self._latest: int | None = None if self._check is None else 0
+        self.latest: int | None = None if self._check is None else 0
         self._resting = False
 
     # -- life -----------------------------------------------------------------------------------
 
     def start(self) -> None:
+        self.ranks.start()
         if self._modes:
             self._modes.open()
             self._modes.push()
 
     def stop(self) -> None:
         self._resting = True
+        self.ranks.stop()
         self._gradients.off()
         self._forwards.clear()
         if self._modes:
@@ -128,7 +133,8 @@ class Observer:
         self._filter.paused = self.paused = False
 
     def begin_root_call(self, recording: bool) -> None:
-        self._latest = self.thread.root_call if recording else None
+        self.latest = self.thread.root_call if recording else None
+        self.ranks.look()
         self._forwards.begin_root_call()
         if self._modes:
             self._modes.begin_root_call(recording)
@@ -148,7 +154,7 @@ class Observer:
         They do in a recorded root call, in its backward pass, and for the loss in between.
         """
         if pytorch.in_backward():
-            return self._latest is not None
+            return self.latest is not None
         thread = self.thread
         if self._check is not None:
             return not self.paused
@@ -211,7 +217,7 @@ class Observer:
         if (
             self._inputs_before
             and not call.recomputed
-            and self._wants_phase(call)
+            and self.wants_phase(call)
             and "input" in self._roles
         ):
             self.record(call, "input", inputs)
@@ -222,7 +228,7 @@ class Observer:
             return
         if call.since is not None:
             self._gradients.end(call, outputs)
-        if not call.recomputed and self._wants_phase(call):
+        if not call.recomputed and self.wants_phase(call):
             if self._role_after and "input" in self._roles:
                 self.record(call, self._role_after, call.inputs)
             if "output" in self._roles:
@@ -239,7 +245,7 @@ class Observer:
         if self._overflow is not None:
             self._overflow.decide(call)
 
-    def _wants_phase(self, call: OpenCall) -> bool:
+    def wants_phase(self, call: OpenCall) -> bool:
         return self._forward or call.phase == "backward"
 
     # -- operators --------------------------------------------------------------------------------
@@ -258,7 +264,7 @@ class Observer:
                 self._begin_backward_operator(operator, args, kwargs) if level == "aten" else None
             )
         parent = thread.open_calls[-1] if thread.open_calls else None
-        if not self._selects_inside(parent):
+        if not self.selects_inside(parent):
             return None
         module = parent.module if parent is not None else None
         if not operator.wanted:
@@ -276,7 +282,7 @@ class Observer:
             if self._check is not None:
                 call.arguments = args, kwargs
             elif not recomputed and self._forward:
-                self._record_operator(call, parent)
+                self.record_operator(call, parent)
             self.begin_call(call, operator_inputs(args, kwargs))
         return call
 
@@ -314,13 +320,13 @@ class Observer:
         if not self.backward or not self._forwards.has_new_node():
             return
         parent = self.thread.open_calls[-1] if self.thread.open_calls else None
-        if self._selects_inside(parent):
+        if self.selects_inside(parent):
             module = parent.module if parent is not None else None
             name = operator_name(function)
             path, root_call = f"{module or ''}/{name}", self.thread.root_call
             self._forwards.add(OpenCall(path, name, "aten", module, 0, root_call))
 
-    def _selects_inside(self, parent: OpenCall | None) -> bool:
+    def selects_inside(self, parent: OpenCall | None) -> bool:
         """Return whether operators directly in a call are selected.
 
         Outside of all calls, an operator of another model isn't.
@@ -333,7 +339,7 @@ class Observer:
         self, operator: Operator, args: Args, kwargs: Kwargs
     ) -> OpenCall | None:
         """Begin an operator of a backward pass, in the module of its forward operator."""
-        if not self.backward or self._latest is None or self.paused:
+        if not self.backward or self.latest is None or self.paused:
             return None
         forward = self._forwards.of_running_node()
         if forward is None and (self._filtered or self._restricted):
@@ -341,8 +347,8 @@ class Observer:
             return None
         self._forwards.mark_used()
         path = f"{(forward.module if forward else None) or ''}/{operator.name}"
-        root_call = forward.root_call if forward else self._latest
-        number = self._counts.next(path, root_call)
+        root_call = forward.root_call if forward else self.latest
+        number = self.counts.next(path, root_call)
         call = OpenCall(path, operator.name, "aten", None, number, root_call)
         call.phase = "backward"
         call.id = forward.id if forward else None
@@ -352,11 +358,11 @@ class Observer:
             if self._check is not None:
                 call.arguments = args, kwargs
             else:
-                self._record_operator(call, None, forward)
+                self.record_operator(call, None, forward)
             self.begin_call(call, operator_inputs(args, kwargs))
         return call
 
-    def _record_operator(
+    def record_operator(
         self, call: OpenCall, parent: OpenCall | None, forward: OpenCall | None = None
     ) -> None:
         """Record the call itself: its source, the call around it, and its forward operator."""
@@ -375,7 +381,8 @@ class Observer:
 
     def begin_backward(self) -> list[Mode]:
         """Begin a backward pass of this thread; return the modes put on its stack for it."""
-        return self._modes.push() if self._modes and self._latest is not None else []
+        self.ranks.begin_backward()
+        return self._modes.push() if self._modes and self.latest is not None else []
 
     def end_backward(self, pushed: list[Mode]) -> None:
         if pushed and self._modes:
@@ -384,11 +391,10 @@ class Observer:
             # what follows is no loss, but an optimizer or the next batch
             self.thread.after_recorded = False
             self._gradients.finish()
+            self.ranks.end_backward()
             self._recorder.flush()
 
-    def _record_gradient(
-        self, call: OpenCall, role: str, slot: str, gradient: torch.Tensor
-    ) -> None:
+    def record_gradient(self, call: OpenCall, role: str, slot: str, gradient: torch.Tensor) -> None:
         if not self.paused and (self._overflow is None or overflows(gradient)):
             self._recorder.record_tensor(call, role, slot, gradient, "backward")
 
@@ -422,29 +428,20 @@ class Observer:
         for name, tensor in weights.items():
             begin = functools.partial(self._begin_parameter, path, op, name)
             self._gradients.watch_parameter(begin, name, tensor)
+            self.ranks.watch(functools.partial(self._begin_parameter, path, op), name, tensor)
 
     def _begin_parameter(self, path: str, op: str, name: str) -> OpenCall | None:
-        if self._latest is None or self.names.excludes(path):
+        if self.latest is None or self.names.excludes(path):
             return None
-        number = self._counts.next(path, self._latest, name)
-        return OpenCall(path, op, "module", path, number, self._latest)
+        number = self.counts.next(path, self.latest, name)
+        return OpenCall(path, op, "module", path, number, self.latest)
 
     def record_saved(self, path: str, value: object, place: RootCall, gradients: bool) -> None:
         """Record a value that the program itself passes to `save`."""
-        number = self._counts.next(path, place.generation, place.step)
+        number = self.counts.next(path, place.generation, place.step)
         call = OpenCall(path, "save", "module", path, number, place.index)
         outputs = leaves(value)
         self.record(call, "output", outputs)
         if gradients and self.backward and torch.is_grad_enabled():
             self._gradients.begin(call, ())
             self._gradients.end(call, outputs)
-
-
-def _record_both(
-    record: RecordLeaves, reference: RecordLeaves, call: OpenCall, role: str, leaves: Iterable[Leaf]
-) -> None:
-    """Record the inputs of modules in the dump and in the reference; all else in the dump."""
-    leaves = list(leaves)
-    record(call, role, leaves)
-    if call.level == "module" and role == "input":
-        reference(call, role, leaves)

@@ -44,3 +44,13 @@ class OverflowFilter:
 
     def _is_full(self) -> bool:
         return 0 < self._limit <= self._recorded
+
+
+def record_both(
+    record: RecordLeaves, reference: RecordLeaves, call: OpenCall, role: str, leaves: Iterable[Leaf]
+) -> None:
+    """Record the inputs of modules in the dump and in the reference; all else in the dump."""
+    leaves = list(leaves)
+    record(call, role, leaves)
+    if call.level == "module" and role == "input":
+        reference(call, role, leaves)

@@ -30,7 +30,8 @@ from llmdebug_nb.capture.geometry import Key, ShapeTexts, identity, shape_text, 
 from llmdebug_nb.capture.kept_sources import KeptSources
 from llmdebug_nb.capture.operators.view_chains import ViewChains
 from llmdebug_nb.capture.payload import NotKept, Policy
-from llmdebug_nb.capture.rows import Settled, Site, row_of
+from llmdebug_nb.capture.placements import Placements
+from llmdebug_nb.capture.rows import NO_NUMBERS, Numbers, Settled, Site, row_of
 from llmdebug_nb.capture.sink import Bytes, RecordedCall, ScalarRow, Sink
 from llmdebug_nb.capture.walk import scalar_text
 from llmdebug_nb.core.columns import Row
@@ -38,7 +39,15 @@ from llmdebug_nb.core.errors import StoreError
 from llmdebug_nb.core.kernels import look
 from llmdebug_nb.core.kernels import summary as kernel
 from llmdebug_nb.core.kernels.fingerprint import ALGORITHM, ALGORITHMS, fingerprint
-from llmdebug_nb.core.kernels.raw import dtype_name, memory, plain, to_bytes, unreadable, view
+from llmdebug_nb.core.kernels.raw import (
+    dtype_name,
+    memory,
+    on_host,
+    plain,
+    to_bytes,
+    unreadable,
+    view,
+)
 from llmdebug_nb.core.masking import masked
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import RootCall, View
@@ -86,8 +95,9 @@ class Recorder:
         self._shape_texts = ShapeTexts()
         self._vectors: dict[torch.device, list[tuple[Row, torch.Tensor]]] = defaultdict(list)
         self._arena = look.arena() if self._policy.part_name is None else None
-        # number of the look, site, storage number, views
-        self._looks: list[tuple[int, Site, int | None, int | None]] = []
+        self._placements = Placements(sink)
+        # number of the look, site, storage number, its other numbers
+        self._looks: list[tuple[int, Site, int | None, Numbers]] = []
         self._copies: list[tuple[Row, Row]] = []  # rows that wait for the statistics of another
 
     # -- what is recorded -----------------------------------------------------------------------
@@ -123,17 +133,15 @@ class Recorder:
             if settled is not None:
                 self._write_settled(settled, (number, call, phase, role, slot))
                 return
-            place, looked, views = None, look.NOT_FOR_THIS, None
+            place, looked, views, placed = None, look.NOT_FOR_THIS, None, None
             is_output = role == "output"
             try:
                 if pytorch.is_wrapped(tensor):
                     tensor = pytorch.plain(tensor)
+                tensor, placed = self._placements.local(tensor)
                 storage = tensor.untyped_storage()
-                place = (
-                    pytorch.reserve_storage_number(storage)
-                    if is_output
-                    else pytorch.storage_number(storage)
-                )
+                number_of = pytorch.reserve_storage_number if is_output else pytorch.storage_number
+                place = number_of(storage)
                 if place in self._chains.storages and phase == "forward":
                     views = self._chains.number_of(tensor, place, is_output)
                 if self._arena is not None and on_host(tensor):
@@ -145,12 +153,13 @@ class Recorder:
                 pass  # `_describe` reports why it can't be read
             if place is not None and is_output:
                 self._reserved.append(place)
+            site, numbers = (number, call, phase, role, slot), (views, placed)
             if looked >= 0:
-                self._looks.append((looked, (number, call, phase, role, slot), place, views))
+                self._looks.append((looked, site, place, numbers))
                 if self._policy.wanted:
                     self._write_looks()  # at once, so that a crash of the program loses nothing
             else:
-                self._write_row(tensor, place, (number, call, phase, role, slot), views)
+                self._write_row(tensor, place, site, numbers)
 
     def settle(self, tensor: torch.Tensor) -> None:
         """Promise that a tensor never changes again: until the root call ends it is read once."""
@@ -163,6 +172,7 @@ class Recorder:
 
     def record_weight(self, call: RecordedCall, slot: str, tensor: torch.Tensor) -> None:
         """Record the fingerprint of a weight, if it is contiguous in the host's memory."""
+        tensor, _ = self._placements.local(tensor)
         where = memory(tensor) if on_host(tensor) and not tensor.is_nested else None
         if where is not None:
             kind = f"{dtype_name(tensor)} {self._shape_texts[tensor.shape]}"
@@ -202,6 +212,7 @@ class Recorder:
         """Note the weights of a model, which are read again only if they seem to have changed."""
         with self._lock:
             for weight in weights:
+                weight, _ = self._placements.local(weight)
                 storage = pytorch.storage_of(weight) if on_host(weight) else None
                 if storage is not None:
                     self._weights.setdefault(storage.cdata, storage)
@@ -214,11 +225,11 @@ class Recorder:
     # -- rows -----------------------------------------------------------------------------------
 
     def _write_row(
-        self, tensor: torch.Tensor, place: int | None, site: Site, views: int | None
+        self, tensor: torch.Tensor, place: int | None, site: Site, numbers: Numbers
     ) -> Row:
         """Make the row of a tensor now."""
         self._write_looks()
-        row = row_of(site, views, *rows.AFTER_SITE)
+        row = row_of(site, numbers, *rows.AFTER_SITE)
         self._rows.append(row)
         describe = self._describe_weight if place in self._weights else self._describe
         self._attempt(row, describe, tensor)
@@ -229,9 +240,9 @@ class Recorder:
         """Make the row of a tensor that was promised to stay as it is."""
         known = settled.row
         if known is None:
-            settled.row = self._write_row(settled.tensor, settled.place, site, None)
+            settled.row = self._write_row(settled.tensor, settled.place, site, NO_NUMBERS)
             return
-        row = row_of(site, None, *known[rows.DTYPE :])
+        row = row_of(site, NO_NUMBERS, *known[rows.DTYPE :])
         self._rows.append(row)
         self._attempt(row, self._repeat, known)
         self._end_row(row, settled.place)
@@ -247,12 +258,12 @@ class Recorder:
             return
         done, more = 0, self._policy.wanted or self._shown_fingerprint is not None
         try:
-            for looked, site, place, views in self._looks:
+            for looked, site, place, numbers in self._looks:
                 done += 1
                 dtype, shape, figures, data = self._arena.take(looked)
                 text, content = self._shape_texts[shape], fingerprint(data)
                 known = dtype, text, *figures, content, "cpu", *rows.AFTER_DEVICE
-                row = row_of(site, views, *known)
+                row = row_of(site, numbers, *known)
                 self._rows.append(row)
                 first = self._by_content.setdefault((content, dtype, text), row)
                 if more and first is not row:
@@ -442,8 +453,3 @@ class Recorder:
             except StoreError as error:
                 self.failure = error
                 self.lost[f"not in the index: {str(error).partition(';')[0]}"] += len(made)
-
-
-def on_host(tensor: torch.Tensor) -> bool:
-    """Return whether the values can be read without waiting for a device."""
-    return tensor.is_cpu

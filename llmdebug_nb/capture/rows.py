@@ -20,11 +20,13 @@ DTYPE, SHAPE, KEPT, KEPT_SHAPE = AT["dtype"], AT["shape"], AT["kept"], AT["kept_
 DEVICE, PRODUCER, ROLE = AT["device"], AT["producer"], AT["role"]
 AFTER_SITE = [None] * (len(COLUMNS) - DTYPE)
 AFTER_DEVICE = [None] * (len(COLUMNS) - PRODUCER)
-_ARGUMENT, _VIEWS = AT["argument"], AT["views"]
+_ARGUMENT, _VIEWS, _PLACED = AT["argument"], AT["views"], AT["placed"]
 _INPUTS = ("input", "after")  # the roles of arguments
 
 # where a tensor was seen: number of the record, call, phase, role, slot
 Site: TypeAlias = tuple[int, RecordedCall, str, str, str]
+Numbers: TypeAlias = tuple[int | None, int | None]  # of the views that led to it, of its placement
+NO_NUMBERS: Numbers = (None, None)
 
 
 class Settled:
@@ -35,12 +37,13 @@ class Settled:
         self.row: Row | None = None
 
 
-def row_of(site: Site, views: int | None, *described: object) -> Row:
+def row_of(site: Site, numbers: Numbers, *described: object) -> Row:
     """Return the row of a tensor. ``described``: its columns from the dtype on."""
     number, call, phase, role, slot = site
     row: Row = [number, call.root_call, call.path, call.number, phase, role, slot, call.op]
     row += described
-    row[_VIEWS], row[_ARGUMENT] = views, None
+    row[_VIEWS], row[_PLACED] = numbers
+    row[_ARGUMENT] = None
     if call.parameters is not None:
         of_input = role == "output" if phase != call.phase else role in _INPUTS
         if of_input:  # an argument, or the gradient of one

@@ -183,6 +183,7 @@ RECORDS = Table(
         Column("kept_shape", "TEXT", "JSON", optional=True),
         Column("argument", "TEXT", "the parameter's name", added_later=True),
         Column("views", "INT", "number of its chain of views", added_later=True),
+        Column("placed", "INT", "number of its placement over ranks", added_later=True),
     ],
 )
 SCALARS = Table(
@@ -238,6 +239,11 @@ FUNCTIONS = Table(
 CHAINS = Table(
     "views",
     [_INDEX, Column("chain", "TEXT", "JSON: op, source and arguments of each `records.View`")],
+    added_later=True,
+)
+PLACEMENTS = Table(
+    "placements",
+    [_INDEX, Column("placement", "TEXT", "JSON: `placement.Placement`")],
     added_later=True,
 )
 KERNELS = Table(
@@ -309,7 +315,7 @@ TOKEN_ROWS = Table(
 )
 TABLES = (
     META, ROOT_CALLS, NODES, RECORDS, SCALARS, OPERATORS, SOURCES, CHAINS, KERNELS, CALLS, TIMINGS,
-    LAUNCHES, TILINGS, FUNCTIONS, TOKEN_ROWS,
+    LAUNCHES, TILINGS, FUNCTIONS, TOKEN_ROWS, PLACEMENTS,
 )  # fmt: skip
 
 COLUMNS, AT = RECORDS.names, RECORDS.at

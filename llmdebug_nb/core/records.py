@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from llmdebug_nb.core.placement import Placement
 from llmdebug_nb.core.printable import printable
 
 WARMUP = "warmup"
@@ -236,6 +237,8 @@ class Record:
     by keyword. None if it has no certain name (``*args``, functions in C), or in older dumps.
     ``views``: those that lie between the recorded output it was made of and this tensor, in
     execution order. Only known where operators were recorded.
+    ``placed``: where in a whole tensor this rank's part belongs, if the program said so (DTensor);
+    the statistics are those of the part.
     """
 
     id: int
@@ -251,6 +254,7 @@ class Record:
     kept_shape: tuple[int, ...] | None = None
     argument: str | None = None
     views: tuple[View, ...] = ()
+    placed: Placement | None = None
 
     @property
     def payload_shape(self) -> tuple[int, ...]:

@@ -37,6 +37,7 @@ def records(run: Run) -> pandas.DataFrame:
     columns |= {name: [getattr(r, name) for r in rows] for name in ("device", "producer")}
     columns["payload"] = [r.payload is not None for r in rows]
     columns |= {name: [getattr(r, name) for r in rows] for name in ("kept", "lost")}
+    columns["placed"] = [None if r.placed is None else str(r.placed) for r in rows]
     frame = pandas.DataFrame(columns, index=pandas.Index([r.id for r in rows], name="id"))
     dtypes = dict.fromkeys(_FLOATS, "float64") | dict.fromkeys((*_COUNTS, "producer"), "Int64")
     return frame.astype(dtypes)

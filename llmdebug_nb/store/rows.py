@@ -11,7 +11,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from llmdebug_nb.core import placement
 from llmdebug_nb.core.errors import CorruptDumpError
+from llmdebug_nb.core.placement import Placement
 from llmdebug_nb.core.records import Record, RootCall, Site, Summary, View
 from llmdebug_nb.store.checked import json_of, shape_of
 from llmdebug_nb.store.format import payload_dtype
@@ -21,7 +23,7 @@ Row = Sequence[Any]
 Value: TypeAlias = str | float | None  # of a column
 _OWN = (
     "id", "seq", "op", "device", "producer", "payload", "lost", "kept", "kept_shape", "argument",
-    "views",
+    "views", "placed",
 )  # fmt: skip
 _SITE = tuple(field.name for field in fields(Site))
 _SUMMARY = tuple(field.name for field in fields(Summary))
@@ -33,8 +35,8 @@ _own_values, _site_values, _summary_values = (
     operator.attrgetter(*names) for names in (_OWN, _SITE, _SUMMARY)
 )
 _MADE = (*_SITE, *_OWN, *_SUMMARY, "kind", "root", "root_call")  # as `row_of` makes them
-_PAYLOAD, _SHAPE, _KEPT_SHAPE, _VIEWS, _DTYPE = map(
-    _MADE.index, ("payload", "shape", "kept_shape", "views", "dtype")
+_PAYLOAD, _SHAPE, _KEPT_SHAPE, _VIEWS, _DTYPE, _PLACED = map(
+    _MADE.index, ("payload", "shape", "kept_shape", "views", "dtype", "placed")
 )
 _in_order = operator.itemgetter(*map(_MADE.index, ROW_COLUMNS))
 FIGURES = (*_SUMMARY, "payload", "lost")  # the columns that a tensor's values decide
@@ -63,10 +65,11 @@ def record_of(row: Row, path: Path | None) -> Record:
     if kept is not None or kept_shape is not None:
         kept_shape = _kept_shape(path, number, kept, kept_shape)
     site = Site(*row[len(_OWN) : _SUMMARY_FROM])
-    argument, chain = more
+    argument, chain, placed = more
     return Record(
         number, site, seq, op, summary, device, producer, payload, lost, kept, kept_shape, argument,
         () if chain is None else views_of(path, chain),
+        None if placed is None else placement_of(path, placed),
     )  # fmt: skip
 
 
@@ -77,6 +80,15 @@ def views_of(path: Path | None, chain: str) -> tuple[View, ...]:
         return tuple(json_of(list[View], chain))
     except (ValueError, RecursionError) as error:
         raise CorruptDumpError(f"{path}: the views of a record are damaged ({error})") from None
+
+
+@functools.lru_cache(1024)
+def placement_of(path: Path | None, text: str) -> Placement:
+    """Read the placement of a record. Raises CorruptDumpError."""
+    try:
+        return placement.read(text)
+    except ValueError as error:
+        raise CorruptDumpError(f"{path}: where a record belongs is damaged ({error})") from None
 
 
 def _kept_shape(path: Path | None, number: int, kept: object, text: object) -> tuple[int, ...]:
@@ -113,6 +125,7 @@ def row_of(
     values[_SHAPE] = _json(summary.shape)
     values[_KEPT_SHAPE] = None if record.kept_shape is None else json.dumps(record.kept_shape)
     values[_VIEWS] = json.dumps(record.views) if record.views else None
+    values[_PLACED] = None if record.placed is None else record.placed.as_json()
     if unread:
         values[_DTYPE] = None
     row: tuple[Any, ...] = _in_order(values)

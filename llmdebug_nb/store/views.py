@@ -78,6 +78,7 @@ _RECORDS = {
 }
 # the chain itself, which needs no number that differs between processes
 _RECORDS["views"] = "(SELECT chain FROM views WHERE idx = t.views)"
+_RECORDS["placed"] = "(SELECT placement FROM placements WHERE idx = t.placed)"
 del _RECORDS["offset"], _RECORDS["length"]
 _CALLS = {"seq": "t.rowid{base}", "rank": "{rank}", **_in_step(columns.CALLS)}
 _WITH_ROOT_CALL = {"root_call": "t.root_call"}
@@ -96,12 +97,12 @@ def _view(table: Table, columns: dict[str, str], **kinds: object) -> View:
 
 
 VIEWS = {
-    "rows": _view(columns.RECORDS, _RECORDS, views=str | None),
+    "rows": _view(columns.RECORDS, _RECORDS, views=str | None, placed=str | None),
     "all_calls": _view(
         columns.ROOT_CALLS,
         {**_own(columns.ROOT_CALLS), "generation": "t.generation{later}"},
     ),
-    "scalar_rows": _view(columns.SCALARS, _in_step(columns.SCALARS)),
+    "scalar_rows": _view(columns.SCALARS, {"rank": "{rank}", **_in_step(columns.SCALARS)}),
     "all_nodes": _view(columns.NODES, _own(columns.NODES)),
     "operator_rows": _view(
         columns.OPERATORS,

@@ -340,31 +340,3 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     while is_wrapped(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
-
-
-# -- collectives ----------------------------------------------------------------------------------
-
-COLLECTIVES = (
-    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather",
-    "scatter", "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single",
-    "send", "recv",
-)  # fmt: skip
-
-
-def with_collectives(wrap: Callable[[str, Function], Function]) -> Undo:
-    """Put ``wrap(name, function)`` in place of functions of `torch.distributed`.
-
-    Return how to undo it.
-    """
-    home = torch.distributed
-    if not home.is_available():
-        return lambda: None
-    originals = {name: getattr(home, name) for name in COLLECTIVES if hasattr(home, name)}
-    for name, function in originals.items():
-        setattr(home, name, wrap(name, function))
-
-    def undo() -> None:
-        for name, function in originals.items():
-            setattr(home, name, function)
-
-    return undo

@@ -6,22 +6,26 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from llmdebug_nb.capture.compat import pytorch
+from llmdebug_nb.capture.calls import OpenCall
+from llmdebug_nb.capture.compat import pytorch, torch_distributed
+from llmdebug_nb.capture.guard import Guarded
 from llmdebug_nb.capture.listeners import Listeners
 
+Args = tuple[object, ...]
+Kwargs = Mapping[str, object]
 Function = Callable[..., object]
 
 
 class CollectiveListener(Protocol):
-    """Runs ``function`` as the operator of that name, and returns what it returns."""
+    """Receives the calls of collectives: the observer of a session."""
 
-    def collective(
-        self,
-        name: str,
-        function: Function,
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object],
-    ) -> object: ...
+    @property
+    def guarded(self) -> Guarded: ...
+    def begin_collective(
+        self, name: str, function: Function, args: Args, kwargs: Kwargs
+    ) -> OpenCall | None: ...
+    def end_collective(self, call: OpenCall, result: object) -> None: ...
+    def leave_collective(self, call: OpenCall) -> None: ...
 
 
 def _wrap(name: str, function: Function) -> Function:
@@ -38,7 +42,24 @@ def _wrap(name: str, function: Function) -> Function:
 def _through(
     listener: CollectiveListener, name: str, run: Function, *args: object, **kwargs: object
 ) -> object:
-    return listener.collective(name, run, args, kwargs)
+    """Run a collective and record it. Inputs are recorded first, since it may write to them.
+
+    Nobody waits for tensors that it only writes to later, and those are not recorded.
+    """
+    call = None
+    if not pytorch.tracing():
+        call = listener.guarded(listener.begin_collective, name, run, args, kwargs)
+    if call is None:
+        return run(*args, **kwargs)
+    try:
+        result = run(*args, **kwargs)
+    except BaseException:
+        listener.leave_collective(call)
+        raise
+    listener.guarded(listener.end_collective, call, result)
+    return result
 
 
-listeners: Listeners[CollectiveListener] = Listeners(lambda: pytorch.with_collectives(_wrap))
+listeners: Listeners[CollectiveListener] = Listeners(
+    lambda: torch_distributed.with_collectives(_wrap)
+)

@@ -11,7 +11,7 @@ from types import BuiltinFunctionType
 import torch
 from torch.overrides import resolve_name
 
-from llmdebug_nb.capture.compat import pytorch, torch_modes
+from llmdebug_nb.capture.compat import torch_distributed, torch_modes
 from llmdebug_nb.capture.signatures import Parameters, parameters_of
 from llmdebug_nb.core.errors import EmptyDumpError, nearest
 from llmdebug_nb.core.paths import bounded
@@ -122,7 +122,7 @@ def _known_names(levels: tuple[str, ...]) -> Iterator[str]:
     if "api" in levels:
         for functions in torch.overrides.get_overridable_functions().values():
             yield from map(operator_name, functions)
-        yield from (f"Distributed.{name}" for name in pytorch.COLLECTIVES)
+        yield from (f"Distributed.{name}" for name in torch_distributed.COLLECTIVES)
     if "aten" in levels:
         for name in torch_modes.dispatcher_operators():
             namespace, _, bare = name.partition("::")

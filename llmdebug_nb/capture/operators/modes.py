@@ -18,7 +18,6 @@ from llmdebug_nb.capture.compat import pytorch, torch_modes
 from llmdebug_nb.capture.guard import Guarded
 from llmdebug_nb.capture.intervention import Intervention
 from llmdebug_nb.capture.listeners import Listeners
-from llmdebug_nb.capture.operators import collectives
 from llmdebug_nb.capture.operators.kinds import READS, Operator, OperatorFilter, OperatorKinds
 from llmdebug_nb.capture.passing import Passing
 from llmdebug_nb.capture.perturbing.unrounded import Unrounded
@@ -75,7 +74,7 @@ class OperatorModes:
         self, listener: OperatorListener, levels: tuple[str, ...], apis: tuple[str, ...]
     ) -> None:
         """Raises EmptyDumpError for an operator that does not exist."""
-        wanted = OperatorFilter(apis)
+        self.wanted = wanted = OperatorFilter(apis)
         wanted.refuse_unknown(levels)
         self.kinds = OperatorKinds(wanted)
         self._listener = listener
@@ -88,26 +87,10 @@ class OperatorModes:
     def open(self) -> None:
         if self._functions:
             _fast_paths.add(self)
-            collectives.listeners.add(self)
 
     def close(self) -> None:
         if self._functions:
-            collectives.listeners.remove(self)
             _fast_paths.remove(self)
-
-    def collective(
-        self, name: str, function: Callable[..., object], args: Args, kwargs: Kwargs
-    ) -> object:
-        """Run a function of `torch.distributed`.
-
-        Nobody waits for tensors that it only writes to later, and those are not recorded.
-        """
-        operator = Operator(
-            f"Distributed.{name}", wanted=f"Distributed.{name}" in self.kinds.wanted
-        )
-        if pytorch.tracing() or not self._listener.listening():
-            return function(*args, **kwargs)
-        return _run_recorded(self._listener, operator, "api", function, args, kwargs)
 
     def begin_root_call(self, recording: bool) -> None:
         here = self._here

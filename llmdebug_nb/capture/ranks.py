@@ -1,0 +1,139 @@
+"""What a recording notes of the ranks beside its own: groups, collectives, reduced gradients.
+
+Nothing here communicates. A collective that the program calls is a row like an operator's, at every
+level. Behind a backward pass, the gradients of parameters are those that all ranks share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from llmdebug_nb.capture.calls import OpenCall
+from llmdebug_nb.capture.compat import pytorch, torch_distributed
+from llmdebug_nb.capture.operators import collectives
+from llmdebug_nb.capture.operators.kinds import OperatorFilter
+from llmdebug_nb.capture.recorder import Recorder
+from llmdebug_nb.capture.walk import leaves
+from llmdebug_nb.core.options import DumpOptions
+from llmdebug_nb.core.placement import COLLECTIVE, REDUCED
+
+if TYPE_CHECKING:
+    from llmdebug_nb.capture.observer import Observer
+
+Begin = Callable[[str], OpenCall | None]  # of the slot of a gradient
+
+
+class Ranks:
+    """Follows what concerns other ranks, for one observer. ``guarded``: see `Guard`."""
+
+    def __init__(
+        self, observer: Observer, recorder: Recorder, options: DumpOptions, operators: bool
+    ) -> None:
+        """``operators``: operators of PyTorch may be observed.
+
+        What only checks looks at collectives as functions of level api, and at nothing else here.
+        """
+        self.guarded = observer.guarded
+        self._observer, self._recorder = observer, recorder
+        self._keeps = isinstance(recorder, Recorder)
+        self._follows = operators and (self._keeps or "api" in options.operator_levels)
+        self._wanted = OperatorFilter(options.apis)
+        self._groups = 0  # how many were noted
+        self._several = False  # ranks run together
+        # by id of a parameter: how to begin the record of its gradient, its name, and itself
+        self._parameters: dict[int, tuple[Begin, str, torch.Tensor]] = {}
+        self._had: set[int] = set()  # those that had a gradient before the backward pass
+
+    def start(self) -> None:
+        if self._follows:
+            collectives.listeners.add(self)
+
+    def stop(self) -> None:
+        collectives.listeners.remove(self)
+        self._parameters.clear()
+
+    def look(self) -> None:
+        """Note the groups of ranks, if there are more by now."""
+        count = torch_distributed.group_count()
+        if count == self._groups or not self._keeps:
+            return
+        self._groups = count
+        world = torch_distributed.world()
+        if world is not None:
+            self._several = world.size > 1
+            self._recorder.sink.note({"world": world._asdict()})
+
+    # -- collectives ----------------------------------------------------------------------------
+
+    def begin_collective(
+        self, name: str, function: Callable[..., object], args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+    ) -> OpenCall | None:  # fmt: skip
+        """Open the call of a collective; return None if it is not recorded.
+
+        Behind a recorded root call, what a backward pass or the program itself sends counts as
+        part of the backward phase.
+        """
+        op, observer, thread = f"Distributed.{name}", self._observer, self._observer.thread
+        latest = observer.latest
+        if observer.paused or latest is None or op not in self._wanted:
+            return None
+        within = thread.recording and not pytorch.in_backward()
+        parent = thread.open_calls[-1] if within and thread.open_calls else None
+        if not observer.selects_inside(parent):
+            return None
+        seen = torch_distributed.collective(name, function, args, kwargs)
+        if parent is not None:
+            path = f"{parent.module or ''}/{op}"
+            call = thread.enter(path, op, "api", parent.module, False)
+        else:
+            path = f"/{op}"
+            call = OpenCall(path, op, "api", None, observer.counts.next(path, latest), latest)
+            call.phase = "backward"
+        call.selected, call.gives = True, seen.gives
+        call.recorded = observer.names.selects(call)
+        if call.recorded:
+            if not self._keeps:
+                call.arguments = args, kwargs
+            elif observer.wants_phase(call):
+                observer.record_operator(call, parent)
+                self._recorder.record_texts(call, COLLECTIVE, seen.facts)
+            observer.begin_call(call, leaves(seen.takes))
+        return call
+
+    def end_collective(self, call: OpenCall, result: object) -> None:
+        """End the call of a collective. What one writes to later is not recorded."""
+        self.leave_collective(call)
+        gives, call.gives = call.gives, None
+        if gives is None or result is None:
+            self._observer.end_module(call, result if gives is None else gives)
+
+    def leave_collective(self, call: OpenCall) -> None:
+        """Close the call of a collective, also after an error."""
+        if call.phase == "forward":
+            self._observer.thread.leave(call.path)
+
+    # -- gradients --------------------------------------------------------------------------------
+
+    def watch(self, begin: Begin, name: str, parameter: torch.Tensor) -> None:
+        """Record the gradient of a parameter behind the backward passes, as all ranks share it."""
+        if self._several and parameter.requires_grad and parameter.is_leaf:
+            self._parameters.setdefault(id(parameter), (begin, name, parameter))
+
+    def begin_backward(self) -> None:
+        """Note which gradients are there already: to those, a backward pass only adds."""
+        if not pytorch.in_backward():
+            self._had = {key for key, each in self._parameters.items() if each[2].grad is not None}
+
+    def end_backward(self) -> None:
+        for key, (begin, name, parameter) in self._parameters.items():
+            gradient = parameter.grad
+            if gradient is None or key in self._had:
+                continue
+            slot = f"{name}{REDUCED}"
+            call = begin(slot)
+            if call is not None:
+                self._observer.record_gradient(call, "grad", slot, gradient)
