@@ -5,12 +5,13 @@ The server has imported all that they need and runs nothing itself, so that a ru
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -51,11 +52,11 @@ class Server:
 
 
 def _serve() -> None:
-    import torch.distributed._functional_collectives
-    import torch.distributed.fsdp
-    import torch.distributed.pipelining
-    import torch.distributed.tensor.parallel  # noqa: F401
-
+    for name in (
+        "torch.distributed._functional_collectives", "torch.distributed.fsdp",
+        "torch.distributed.pipelining", "torch.distributed.tensor.parallel", "transformers",
+    ):  # fmt: skip
+        importlib.import_module(name)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what programs print is no answer
     for line in sys.stdin:
@@ -64,10 +65,11 @@ def _serve() -> None:
             _fork(Path(folder), globals()[program], args, rank, ranks, name, options)
             for rank in range(ranks)
         ]
-        for child in children:
-            os.waitpid(child, 0)
-        errors = sorted(Path(folder).glob(f"{name}_error*"))
-        print(json.dumps("\n".join(file.read_text() for file in errors)), file=answers, flush=True)
+        ends = [os.waitpid(child, 0)[1] for child in children]
+        errors = [file.read_text() for file in sorted(Path(folder).glob(f"{name}_error*"))]
+        if any(ends) and not errors:
+            errors = [f"the ranks ended with {ends}"]
+        print(json.dumps("\n".join(errors)), file=answers, flush=True)
 
 
 def _fork(
@@ -89,6 +91,7 @@ def _run(
         torch.set_num_threads(1)
         if ranks > 1:
             where = f"file://{folder}/{name}_store"
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
             dist.init_process_group("gloo", init_method=where, rank=rank, world_size=ranks)
         with ld.dump(name=name, path=folder, **options):
             program(rank, ranks, *args)
@@ -151,7 +154,7 @@ def stale(module: nn.Module, bug: str | None, rank: int, where: int = 1) -> None
     if bug == "stale" and rank == where:
         with torch.no_grad():
             weight = module.weight
-            getattr(weight, "_local_tensor", weight).mul_(1.5)
+            getattr(weight, "_local_tensor", weight).mul_(1.2)
 
 
 # -- programs -------------------------------------------------------------------------------------
@@ -193,6 +196,302 @@ def parallelized(model: nn.Module, mesh: dist.device_mesh.DeviceMesh) -> None:
         "head": parallel.ColwiseParallel(output_layouts=dist.tensor.Replicate()),
     }
     parallel.parallelize_module(model, mesh, plan)
+
+
+def two_dimensions(rank: int, ranks: int, bug: str | None = None) -> None:
+    """FSDP2 over tensor parallel: strided shards."""
+    model, x, y = made()
+    mesh = mesh_of(2, ranks // 2, names=("dp", "tp"))
+    parallelized(model, mesh["tp"])
+    for layer in model.layers:
+        dist.fsdp.fully_shard(layer, mesh=mesh["dp"])
+    dist.fsdp.fully_shard(model, mesh=mesh["dp"])
+    stale(model.layers[1].up, bug, rank, where=3)
+    at = mesh["dp"].get_local_rank()
+    train(model, part(x, at, 2), part(y, at, 2))
+
+
+def micro_batches(rank: int, ranks: int, bug: str | None = None) -> None:
+    """Gradients of two halves of the batch are added up."""
+    model, x, y = made()
+    for at in range(2):
+        loss = ((model(part(x, at, 2)) - part(y, at, 2)) ** 2).mean()
+        (loss if bug == "sum" else loss / 2).backward()
+
+
+def pipeline(rank: int, ranks: int, bug: str | None = None, numbered: bool = False) -> None:
+    """Two stages and two micro-batches. ``numbered``: each stage numbers its layers from 0."""
+    pipelining = dist.pipelining
+    model, x, y = made()
+    own = model.layers[rank]
+    model.layers = nn.ModuleList([own])
+    if not numbered:
+        model.layers = Keyed({str(rank): own})
+    if rank == 0:
+        model.head = nn.Identity()
+    stale(own.up, bug, rank)
+    stage = pipelining.PipelineStage(model, rank, ranks, torch.device("cpu"))
+
+    def loss(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return ((out - target) ** 2).mean()
+
+    schedule = pipelining.ScheduleGPipe(stage, 2, loss_fn=loss)
+    if rank == 0:
+        schedule.step(x)
+    else:
+        schedule.step(target=y)
+
+
+class Keyed(nn.ModuleDict):
+    """Layers that keep their numbers."""
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(self.values())
+
+
+class _Copied(torch.autograd.Function):
+    """What all ranks take: its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        gradient = gradient.clone()
+        dist.all_reduce(gradient)
+        return gradient
+
+
+class _Summed(torch.autograd.Function):
+    """The sum over ranks."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor, bug: str | None) -> torch.Tensor:
+        x = x.clone()
+        dist.all_reduce(x, dist.ReduceOp.MAX if bug == "op" else dist.ReduceOp.SUM)
+        return x / dist.get_world_size() if bug == "mean" else x
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+class ManualMLP(nn.Module):
+    """An MLP whose plain weights are divided by hand, as Megatron and vLLM do it."""
+
+    def __init__(self, whole: MLP, rank: int, ranks: int, bug: str | None) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, HIDDEN // ranks), Summed(whole.down, rank, ranks, bug)
+        with torch.no_grad():
+            self.up.weight.copy_(part(whole.up.weight, rank, ranks))
+            self.up.bias.copy_(part(whole.up.bias, rank, ranks))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(_Copied.apply(x))))
+
+
+class Summed(nn.Linear):
+    """A linear layer whose inputs are divided."""
+
+    def __init__(self, whole: nn.Linear, rank: int, ranks: int, bug: str | None) -> None:
+        super().__init__(HIDDEN // ranks, WIDTH)
+        self.bug = bug
+        with torch.no_grad():
+            self.weight.copy_(whole.weight.chunk(ranks, 1)[rank])
+            self.bias.copy_(whole.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _Summed.apply(x @ self.weight.T, self.bug) + self.bias
+
+
+def manual(rank: int, ranks: int, bug: str | None = None) -> None:
+    model, x, y = made()
+    for at, whole in enumerate(model.layers):
+        model.layers[at] = ManualMLP(whole, rank, ranks, bug if at == 1 else None)
+    stale(model.layers[1].up, bug, rank)
+    train(model, x, y)
+
+
+class SequenceNet(nn.Module):
+    """Two blocks over ``[batch, tokens, 8]``, with attention if it is asked for."""
+
+    def __init__(self, attends: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(SequenceBlock(attends) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class SequenceBlock(nn.Module):
+    def __init__(self, attends: bool) -> None:
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(WIDTH), MLP()
+        self.attention = Attention() if attends else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.attention is not None:
+            x = x + self.attention(x)
+        return x + self.mlp(self.norm(x))
+
+
+class Attention(nn.Module):
+    """Attention whose keys and values come from all ranks, if there are several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # the gradient of a bias of keys is nothing but rounding
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keys, values = (self._gathered(each(x)) for each in (self.k, self.v))
+        return torch.softmax(self.q(x) @ keys.mT / WIDTH**0.5, -1) @ values
+
+    def _gathered(self, x: torch.Tensor) -> torch.Tensor:
+        return _Gathered.apply(x) if dist.is_initialized() else x
+
+
+class _Gathered(torch.autograd.Function):
+    """The tokens of all ranks: ``[batch, tokens, 8]`` -> ``[batch, all tokens, 8]``."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, x.contiguous())
+        return torch.cat(parts, 1)
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient)
+        return gradient.chunk(dist.get_world_size(), 1)[dist.get_rank()]
+
+
+def sequences(attends: bool) -> tuple[SequenceNet, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    return SequenceNet(attends), torch.randn(2, ROWS, WIDTH), torch.randn(2, ROWS, WIDTH)
+
+
+def of_sequences(rank: int, ranks: int, attends: bool) -> None:
+    model, x, y = sequences(attends)
+    ((model(x) - y) ** 2).sum().backward()
+
+
+def context_parallel(rank: int, ranks: int, bug: str | None = None) -> None:
+    """Each rank has some tokens of each sequence."""
+    model, x, y = sequences(True)
+    stale(model.layers[1].attention.k, bug, rank)
+    x, y = (each.chunk(ranks, 1)[rank] for each in (x, y))
+    ((model(x) - y) ** 2).sum().backward()
+
+
+def sequence_parallel(rank: int, ranks: int, bug: str | None = None) -> None:
+    """Between the parts that are tensor parallel, each rank has some tokens."""
+    parallel = dist.tensor.parallel
+    model, x, y = sequences(False)
+    tokens = dist.tensor.Shard(1)
+    plan = {
+        "layers.*.norm": parallel.SequenceParallel(),
+        "layers.*.mlp.up": parallel.ColwiseParallel(input_layouts=tokens),
+        "layers.*.mlp.down": parallel.RowwiseParallel(output_layouts=tokens),
+    }
+    parallel.parallelize_module(model, mesh_of(ranks, names=("tp",)), plan)
+    stale(model.layers[1].mlp.up, bug, rank)
+    x, y = (each.chunk(ranks, 1)[rank] for each in (x, y))
+    ((model(x) - y) ** 2).sum().backward()
+
+
+EXPERTS = 4
+
+
+class Experts(nn.Module):
+    """A router that gives each token to one of four experts: ``[tokens, 8]`` -> the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, EXPERTS)
+        self.experts = nn.ModuleDict({str(number): MLP() for number in range(EXPERTS)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = self.router(x).argmax(-1)
+        out = torch.zeros_like(x)
+        for number, expert in self.experts.items():
+            mine = chosen == int(number)
+            if mine.any():
+                out[mine] = expert(x[mine])
+        return out
+
+
+class SpreadExperts(nn.Module):
+    """Experts on two ranks: tokens are sent to those that they are for, and back."""
+
+    def __init__(self, whole: Experts, rank: int, ranks: int, numbered: bool) -> None:
+        super().__init__()
+        self.router = whole.router
+        self._each = EXPERTS // ranks
+        own = [whole.experts[str(n)] for n in range(rank * self._each, (rank + 1) * self._each)]
+        first = 0 if numbered else rank * self._each
+        self.experts = nn.ModuleDict({str(first + at): each for at, each in enumerate(own)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = self.router(x).argmax(-1)
+        order = chosen.argsort(stable=True)
+        sent = torch.bincount(chosen, minlength=EXPERTS)
+        got = torch.empty_like(sent)
+        dist.all_to_all_single(got, sent)
+        splits = [each.view(-1, self._each).sum(1).tolist() for each in (sent, got)]
+        tokens = x.new_empty(sum(splits[1]), WIDTH)
+        dist.all_to_all_single(tokens, x[order], splits[1], splits[0])
+        numbers = torch.arange(self._each).repeat(len(splits[1])).repeat_interleave(got)
+        out = torch.empty_like(tokens)
+        for at, expert in enumerate(self.experts.values()):
+            if (numbers == at).any():
+                out[numbers == at] = expert(tokens[numbers == at])
+        back = torch.empty_like(x)
+        dist.all_to_all_single(back, out, splits[0], splits[1])
+        result = torch.empty_like(x)
+        result[order] = back
+        return result
+
+
+def experts() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(2)
+    return nn.Sequential(Experts(), nn.Linear(WIDTH, WIDTH)), torch.randn(4 * ROWS, WIDTH)
+
+
+@torch.no_grad()
+def of_experts(rank: int, ranks: int) -> None:
+    model, x = experts()
+    model(x)
+
+
+@torch.no_grad()
+def expert_parallel(rank: int, ranks: int, bug: str | None = None, numbered: bool = False) -> None:
+    model, x = experts()
+    model[0] = SpreadExperts(model[0], rank, ranks, numbered)
+    stale(model[0].router, bug, rank)
+    model(part(x, rank, ranks))
+
+
+def hugging_face(rank: int, ranks: int, folder: str, bug: str | None = None) -> None:
+    """A Llama with ``tp_plan="auto"``, or whole. ``folder``: it is there, or is made there."""
+    import transformers
+
+    if not Path(folder, "config.json").is_file():
+        torch.manual_seed(3)
+        config = transformers.LlamaConfig(
+            hidden_size=16, intermediate_size=32, num_attention_heads=4, num_key_value_heads=2,
+            num_hidden_layers=2, vocab_size=40,
+        )  # fmt: skip
+        transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    plan = {"tp_plan": "auto"} if ranks > 1 else {}
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, **plan)
+    stale(model.model.layers[1].mlp.up_proj, bug, rank)
+    with torch.no_grad():
+        model(torch.arange(12)[None])
 
 
 if __name__ == "__main__":

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+import llmdebug_nb as ld
 from llmdebug_nb.core import placement
-from llmdebug_nb.core.placement import Placement
+from llmdebug_nb.core.errors import CompareError
+from llmdebug_nb.core.kernels.joining import Recipe, joined
+from llmdebug_nb.core.placement import Mirrored, Placement, Shard
+from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.world import _grid
 from rank_programs import Server
 
 
@@ -88,6 +98,236 @@ def test_fully_sharded_weights_gradients_and_collectives_are_recorded(
         torch.testing.assert_close(torch.cat(parts), there)
     ops = {record.op for record in run.records() if "/Distributed." in record.site.path}
     assert {op.partition(".")[2].partition("_s")[0] for op in ops} == {"all_gather", "reduce"}
+
+
+# -- one rank of several --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program of several ranks, and the program that it computes the same as."""
+
+    program: str
+    args: tuple[object, ...] = ()
+    golden: str = "whole"
+    golden_args: tuple[object, ...] = ()
+    ranks: int = 2
+    warmup: int = 0
+
+    def golden_of(self, server: Server, folder: Path) -> Run:
+        return server.record(folder, self.golden, *self.golden_args, name="golden")
+
+    def mine_of(self, server: Server, folder: Path, bug: str | None = None) -> Run:
+        args = self.args[:1] if self.program == "hugging_face" else ()
+        args = (*args, bug, *self.args[len(args) :])
+        return server.record(folder, self.program, *args, ranks=self.ranks, warmup=self.warmup)
+
+
+CASES = {
+    "DDP": Case("ddp"),
+    "FSDP2": Case("fsdp"),
+    "tensor parallel": Case("tensor_parallel"),
+    "FSDP2 over tensor parallel": Case("two_dimensions", ranks=4),
+    "plain weights divided by hand": Case("manual"),
+    "pipeline": Case("pipeline", warmup=1),
+    "pipeline with layers of its own numbers": Case("pipeline", (True,), warmup=1),
+    "micro-batches": Case("micro_batches", ranks=1),
+    "context parallel": Case("context_parallel", (), "of_sequences", (True,)),
+    "sequence parallel": Case("sequence_parallel", (), "of_sequences", (False,)),
+    "expert parallel": Case("expert_parallel", (), "of_experts"),
+    "expert parallel with experts of its own numbers": Case(
+        "expert_parallel", (True,), "of_experts"
+    ),
+}
+
+
+def compared(golden: Run, mine: Run) -> ld.Report:
+    return ld.compare(golden, mine, progress=False)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_program_of_several_ranks_agrees_with_the_one_of_one_rank(
+    server: Server, tmp_path: Path, name: str
+) -> None:
+    case = CASES[name]
+    golden = case.golden_of(server, tmp_path)
+    report = compared(golden, case.mine_of(server, tmp_path))
+    assert report.verdict in ("match", "within_noise")
+    found = report.coverage
+    assert (found.values_matched, found.rejoined) == (found.values, 0)
+    assert found.observables_matched == found.observables > 0
+    assert not any("left out" in note for note in report.notes())
+    table = report.to_pandas()
+    there = table[table["golden_shape"].notna()]
+    assert set(there["verdict"]) <= {"match", "within_noise"}
+    assert len(there) == len(golden)
+
+
+def test_tp_plan_of_transformers_agrees_with_the_whole_model(
+    server: Server, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "llama")
+    golden = server.record(tmp_path, "hugging_face", folder, name="golden")
+    mine = server.record(tmp_path, "hugging_face", folder, ranks=2)
+    report = compared(golden, mine)
+    assert report.verdict in ("match", "within_noise")
+    assert report.coverage.values_matched == report.coverage.values > 0
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "micro-batches"])
+def test_a_stale_part_is_found_and_its_rank_is_named(
+    server: Server, tmp_path: Path, name: str
+) -> None:
+    case = CASES[name]
+    golden = case.golden_of(server, tmp_path)
+    report = compared(golden, case.mine_of(server, tmp_path, "stale"))
+    assert report.verdict == "diverged"
+    first = report.findings[0]
+    where = {"of_experts": "0.router", "of_sequences": "layers.1."}
+    assert first.path.startswith(where.get(case.golden, "layers.1.up"))
+    assert first.cause == "weight differs"
+    if "pipeline" not in name:  # there, no other rank has the module
+        assert f"rank {case.ranks - 1} of {case.ranks} alone" in first.evidence
+
+
+@pytest.mark.parametrize("bug", ["mean", "op"])
+def test_another_reduction_is_found_where_it_is_made(
+    server: Server, tmp_path: Path, bug: str
+) -> None:
+    case = CASES["plain weights divided by hand"]
+    report = compared(case.golden_of(server, tmp_path), case.mine_of(server, tmp_path, bug))
+    assert report.verdict == "diverged"
+    assert report.findings[0].path == "layers.1.down"
+    assert "alone" not in report.findings[0].evidence  # all ranks have it
+
+
+def test_micro_batches_that_nothing_averages_are_said(server: Server, tmp_path: Path) -> None:
+    case = CASES["micro-batches"]
+    golden = case.golden_of(server, tmp_path)
+    said = [
+        [note for note in compared(golden, mine).notes() if "as the mean over" in note]
+        for mine in (
+            case.mine_of(server, tmp_path),
+            server.record(tmp_path, "micro_batches", "sum", name="sum"),
+        )
+    ]
+    assert [len(each) for each in said] == [0, 1]
+
+
+def test_a_joined_run_is_read_like_any_other(server: Server, tmp_path: Path) -> None:
+    mine = server.record(tmp_path, "tensor_parallel", ranks=2)
+    golden = server.record(tmp_path, "whole", name="golden")
+    whole = compared(golden, mine).mine
+    assert whole.info()["ranks"] == [0]
+    assert torch.equal(whole.tensor("head", role="weight"), golden.tensor("head", role="weight"))
+    record = whole.find("layers.0.up")
+    there = golden.find("layers.0.up").summary
+    assert record.summary.shape == there.shape
+    assert record.summary.l2norm == pytest.approx(there.l2norm)
+    assert [node.path for node in whole.nodes] == [node.path for node in golden.nodes]
+    assert len(whole.steps()) == 1
+    # nothing was written, and the run of the ranks is as it was
+    assert mine.find("layers.0.up", rank=1).summary.shape == (8, 6)
+
+
+# -- bad input ------------------------------------------------------------------------------------
+
+
+def test_a_missing_rank_is_named(server: Server, tmp_path: Path) -> None:
+    golden = server.record(tmp_path, "whole", name="golden")
+    mine = server.record(tmp_path, "two_dimensions", ranks=4)
+    assert mine.path is not None
+    for folder in mine.path.glob("rank2_*"):
+        shutil.rmtree(folder)
+    with pytest.raises(CompareError, match=r"3 of 4 ranks: 2 is missing; record all ranks"):
+        compared(golden, ld.open_run(mine.path))
+
+
+def test_ranks_of_two_programs_in_one_folder_are_refused(server: Server, tmp_path: Path) -> None:
+    golden = server.record(tmp_path, "whole", name="golden")
+    mine = server.record(tmp_path, "tensor_parallel", ranks=2)
+    other = server.record(tmp_path, "two_dimensions", ranks=4, name="other")
+    assert mine.path is not None
+    assert other.path is not None
+    (moved,) = other.path.glob("rank3_*")
+    shutil.copytree(moved, mine.path / moved.name)
+    with pytest.raises(CompareError, match=r"several programs \(of 2, 4 ranks\)"):
+        compared(golden, ld.open_run(mine.path))
+    shutil.rmtree(mine.path / moved.name)
+    (first,) = mine.path.glob("rank0_*")
+    shutil.copytree(first, mine.path / "rank0_1")
+    with pytest.raises(CompareError, match="several processes of rank 0"):
+        compared(golden, ld.open_run(mine.path))
+
+
+def test_one_rank_of_several_is_said(server: Server, tmp_path: Path) -> None:
+    golden = server.record(tmp_path, "whole", name="golden")
+    mine = server.record(tmp_path, "tensor_parallel", ranks=2)
+    assert mine.path is not None
+    for folder in mine.path.glob("rank1_*"):
+        shutil.rmtree(folder)
+    notes = compared(golden, ld.open_run(mine.path)).notes()
+    assert any("rank 0 of 2 alone was recorded" in note for note in notes)
+
+
+# -- parts and grids ------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 3))
+def test_shards_of_any_size_make_the_tensor_that_was_divided(
+    rows: int, ranks: int, turns: int
+) -> None:
+    whole = torch.arange(rows * 3).reshape(rows, 3)
+    pieces = whole.tensor_split(ranks * turns)
+    parts = {
+        (rank,): torch.cat([pieces[turn * ranks + rank] for turn in range(turns)])
+        for rank in range(ranks)
+    }
+    if turns > 1 and rows % (ranks * turns):
+        return  # turns of unequal sizes are not divided so
+    recipe = Recipe((Shard(0, turns),), 1, (rows, 3))
+    assert torch.equal(joined(parts, recipe), whole)
+
+
+def test_parts_of_a_grid_are_put_together_from_the_last_dimension() -> None:
+    whole = torch.arange(32.0).reshape(4, 8)
+    parts = {
+        (dp, tp): whole[[dp, dp + 2]][:, tp * 4 : tp * 4 + 4]
+        for dp, tp in itertools.product(range(2), repeat=2)
+    }
+    recipe = Recipe((Shard(0, 2), Shard(1)), 2, (4, 7))  # with a column of padding
+    assert torch.equal(joined(parts, recipe), whole[:, :7] / 2)
+    halves = {(0,): whole[:, [0, 1, 6, 7]], (1,): whole[:, [2, 3, 4, 5]]}
+    assert torch.equal(joined(halves, Recipe((Mirrored(1),), 1, (4, 8))), whole)
+
+
+@pytest.mark.parametrize(
+    ("how", "made"), [("sum", 4.0), ("avg", 2.0), ("max", 3.0), ("min", 1.0), ("product", 3.0)]
+)
+def test_summands_are_reduced_in_their_dtype(how: str, made: float) -> None:
+    parts = {
+        (at,): torch.full((2,), value, dtype=torch.bfloat16) for at, value in enumerate((1, 3))
+    }
+    found = joined(parts, Recipe((how,), 1, (2,)))
+    assert found.dtype == torch.bfloat16
+    assert found.tolist() == [made] * 2
+
+
+@pytest.mark.parametrize(
+    ("groups", "places"),
+    [
+        ([], {0: (0,), 1: (1,), 2: (2,), 3: (3,)}),
+        ([(0, 1), (2, 3), (0, 2), (1, 3)], {0: (0, 0), 1: (0, 1), 2: (1, 0), 3: (1, 1)}),
+        ([(0, 1), (2, 3)], {0: (0,), 1: (1,), 2: (2,), 3: (3,)}),
+    ],
+)
+def test_groups_of_one_pattern_are_a_dimension(
+    groups: list[tuple[int, ...]], places: dict[int, tuple[int, ...]]
+) -> None:
+    assert _grid([0, 1, 2, 3], groups) == places
+
+
+# -- placements -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from llmdebug_nb.app.by_token import same_steps
 from llmdebug_nb.app.calibration import AUTO, recordings
 from llmdebug_nb.app.live_models import module_finder
 from llmdebug_nb.app.proof import Again
+from llmdebug_nb.app.rank_errors import with_ranks
+from llmdebug_nb.app.ranks import same_ranks
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.app.sides import sides
@@ -94,6 +96,8 @@ def compare(
             golden's model can't be run again for ``calibrate="auto"``.
     """
     golden, mine = _at_one_place(open_run(golden), open_run(mine))
+    with Stages("putting ranks together", progress):
+        golden, mine, of_ranks = same_ranks(golden, mine)
     with Stages("putting rows together", progress):
         golden, mine, remarks = same_steps(golden, mine)
     if remarks and calibrate is not None:
@@ -106,7 +110,9 @@ def compare(
     fixed = None if limits is None else Limits.read(limits, custom.names)
     with Stages("calibrating", progress):
         calibration = _calibration(golden, calibrate)
-    comparison = _Comparison(names.read(mapping), fixed, calibration, custom, explain, remarks)
+    comparison = _Comparison(
+        names.read(mapping), fixed, calibration, custom, explain, [*of_ranks, *remarks]
+    )
     runs = Runs(*sides(golden, mine), engine.error, module_at, module_finder(golden))
 
     def find(model: torch.nn.Module) -> Callable[[str], torch.nn.Module | None]:
@@ -185,7 +191,8 @@ class _Comparison:
 
         def find(differences: Sequence[Difference]) -> Explanation:
             stages.stage("searching for the cause")
-            return blame.explained(differences, runs, self.explain)
+            found = blame.explained(differences, runs, self.explain)
+            return replace(found, findings=with_ranks(found.findings, differences, golden, mine))
 
         limits_text = says(self.limits, self.calibration, judging.plain)
         notes = [*self.custom.notes(), *self.remarks]

@@ -161,22 +161,19 @@ class Recording:
 
     def _create(self, name: str) -> Path:
         from llmdebug_nb.capture import setup
-
-        details = {"options": self.options.as_json(), "environment": setup.versions()}
-        folder = self._of_all_ranks(create_run(_parent(self.options), name, details), name)
-        remember_run(folder)
-        return folder
-
-    def _of_all_ranks(self, folder: Path, name: str) -> Path:
-        """Return the folder that the first rank made for this recording; ours, if it is alone."""
         from llmdebug_nb.capture.compat import torch_distributed
 
+        details = {"options": self.options.as_json(), "environment": setup.versions()}
+
+        def make() -> str:
+            return str(create_run(_parent(self.options), name, details))
+
         _begun[name] += 1
-        found = Path(torch_distributed.first(f"llmdebug/{name}/{_begun[name]}", str(folder)))
-        if found == folder or not (found / MARKER).is_file():
-            return folder  # the first one, or one on another machine
-        shutil.rmtree(folder, ignore_errors=True)
-        return found
+        folder = Path(torch_distributed.shared(f"llmdebug/{name}/{_begun[name]}", make))
+        if not (folder / MARKER).is_file():  # made on another machine
+            folder = Path(make())
+        remember_run(folder)
+        return folder
 
     def _writer(self, folder: Path) -> Writer:
         writer = Writer(folder, self._rank)

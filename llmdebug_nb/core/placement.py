@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 
 from llmdebug_nb.core import constants
 
 COLLECTIVE = "collective"  # the role of what a collective says of itself: its ranks, its reduction
+COLLECTIVES = "Distributed."  # the prefix of their operators
 REDUCED = " reduced"  # behind the slot of a gradient: behind the backward pass, over all ranks
 REPLICATE = "replicate"
 REDUCTIONS = ("sum", "avg", "max", "min", "product")
@@ -36,6 +37,30 @@ class Shard(NamedTuple):
 
     def __str__(self) -> str:
         return f"shard {self.axis}" + (f" in {self.turns}" if self.turns > 1 else "")
+
+
+class Mirrored(NamedTuple):
+    """Two parts along an axis: of n ranks, rank r holds the r-th and the (2n-1-r)-th of 2n.
+
+    So do the ranks of causal attention that share its work evenly.
+    """
+
+    axis: int
+
+    def __str__(self) -> str:
+        return f"shard {self.axis}, mirrored"
+
+
+class Only(NamedTuple):
+    """The whole tensor, of one rank alone: the ``at``-th along the dimension."""
+
+    at: int
+
+    def __str__(self) -> str:
+        return f"of number {self.at} alone"
+
+
+Held: TypeAlias = Shard | Mirrored | Only | str  # str: `REPLICATE`, or the reduction of summands
 
 
 class Placement(NamedTuple):

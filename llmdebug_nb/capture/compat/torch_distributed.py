@@ -106,19 +106,29 @@ def group_count() -> int:
     return len(_groups())
 
 
-def first(key: str, value: str) -> str:
-    """Return the value that the first rank gave for a key; ``value`` where ranks run alone.
+def shared(key: str, make: Callable[[], str]) -> str:
+    """Return what the first rank that asks for a key makes; where ranks run alone, what we make.
 
-    It asks the store at which the ranks met. Nobody waits for another rank.
+    The store at which the ranks met tells who is first. The others wait until that one has made it.
+    Raises what ``make`` raises; if it does so on the first rank, each makes its own.
     """
     dist = torch.distributed
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
-        return value
+        return make()
+    own = str(dist.get_rank())
     try:
-        store = dist.distributed_c10d._get_default_store()
-        return bytes(store.compare_set(key, "", value)).decode()
+        store: Any = dist.distributed_c10d._get_default_store()
+        first = bytes(store.compare_set(f"{key}/first", "", own)).decode() == own
+        made = "" if first else bytes(store.get(f"{key}/made")).decode()
     except (RuntimeError, NotImplementedError, AttributeError, UnicodeDecodeError):
-        return value  # a store of another kind: each rank then has a run of its own
+        return make()  # a store of another kind, or one that is gone
+    if not first:
+        return made or make()
+    try:
+        made = make()
+    finally:
+        store.set(f"{key}/made", made)
+    return made
 
 
 def _groups() -> Mapping[Any, object]:

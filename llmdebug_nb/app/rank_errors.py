@@ -1,0 +1,107 @@
+"""Which ranks a wrong tensor of a joined run comes from."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from llmdebug_nb.core.errors import StoreError
+from llmdebug_nb.core.findings import Difference, Finding
+from llmdebug_nb.core.kernels.joining import Place, Recipe, joined
+from llmdebug_nb.core.kernels.relative import relative_l2
+from llmdebug_nb.core.placement import REDUCTIONS, Only
+from llmdebug_nb.store.joined import JoinedRun, Whole
+from llmdebug_nb.store.run import Run
+
+
+def with_ranks(
+    findings: Sequence[Finding], differences: Sequence[Difference], golden: Run, mine: Run
+) -> list[Finding]:
+    """Return findings that name the ranks whose parts differ, if not all of them do.
+
+    A weight tells it best: what is made of one that all ranks gather is wrong on each of them.
+    """
+    if not isinstance(mine, JoinedRun):
+        return list(findings)
+    weights = {
+        row.site.path: row
+        for row in reversed(differences)
+        if row.site.role == "weight" and row.verdict == "diverged"
+    }
+    found = []
+    for each in findings:
+        row = weights.get(each.path, each.difference)
+        text = "" if row is None else _text(row, golden, mine)
+        found.append(replace(each, evidence=f"{each.evidence}; {text}") if text else each)
+    return found
+
+
+def _text(row: Difference, golden: Run, mine: JoinedRun) -> str:
+    """Say which ranks have the parts that differ; "" if all do, or that can't be told."""
+    errors = rank_errors(row, golden, mine)
+    limit = row.limit if row.limit is not None else 0.0
+    wrong = sorted(rank for rank, error in errors.items() if not error <= limit)
+    if not wrong or len(wrong) == len(errors):
+        return ""
+    ranks = f"rank {wrong[0]}" if len(wrong) == 1 else f"ranks {', '.join(map(str, wrong))}"
+    worst = max(errors[rank] for rank in wrong)
+    return (
+        f"{ranks} of {len(errors)} alone: the part there differs by {worst:.2g}, and what the"
+        " others hold agrees"
+    )
+
+
+def rank_errors(row: Difference, golden: Run, mine: JoinedRun) -> dict[int, float]:
+    """Return the relative L2 error of what each rank holds of a tensor, against golden's part.
+
+    Empty where no rank holds elements of its own (sums), or the layout is another one.
+    """
+    pair = row.pair
+    if pair.golden is None or pair.mine is None or pair.fit is not None:
+        return {}
+    whole = mine.parts_of(pair.mine)
+    if whole is None or any(each in REDUCTIONS for each in whole.recipe.held):
+        return {}
+    try:
+        there = golden.load(pair.golden).double()
+        parts = {at: mine.ranks.load(part) for at, part in whole.spread.parts.items()}
+        owners = {
+            at: torch.full_like(part, whole.spread.parts[at].site.rank, dtype=torch.float64)
+            for at, part in parts.items()
+        }
+        errors: dict[int, float] = {}
+        for recipe in _replicas(whole):
+            _add(errors, there, joined(parts, recipe).double(), _owned(owners, recipe))
+    except (StoreError, RuntimeError, KeyError, IndexError):
+        return {}
+    return errors
+
+
+def _owned(owners: Mapping[Place, torch.Tensor], recipe: Recipe) -> torch.Tensor:
+    return joined(owners, recipe._replace(divisor=1))
+
+
+def _add(
+    errors: dict[int, float], golden: torch.Tensor, mine: torch.Tensor, owners: torch.Tensor
+) -> None:
+    if golden.shape != mine.shape:
+        return
+    for rank in set(owners.flatten().tolist()):
+        own = owners == rank
+        error = relative_l2(golden[own], mine[own])
+        errors[int(rank)] = max(error, errors.get(int(rank), 0.0))
+
+
+def _replicas(whole: Whole) -> Iterator[Recipe]:
+    """Yield the recipe with each of the replicas."""
+    choices = [
+        list(map(Only, range(dimension.size)))
+        if isinstance(held, Only) and not dimension.divides
+        else [held]
+        for held, dimension in zip(whole.recipe.held, whole.spread.dimensions, strict=True)
+    ]
+    for held in itertools.product(*choices):
+        yield whole.recipe._replace(held=tuple(held))

@@ -1,0 +1,153 @@
+"""Bringing runs of several ranks to one rank each, so that any number compares with any other."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from llmdebug_nb.align.parts import PartFinder
+from llmdebug_nb.core.kernels.joining import Recipe
+from llmdebug_nb.core.records import Record
+from llmdebug_nb.store import by_token
+from llmdebug_nb.store.joined import Whole, join
+from llmdebug_nb.store.renumbered import renumbered
+from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.spread import Shape, Spread, Step, slot_of, spread
+from llmdebug_nb.store.world import grid_of, world_size
+
+
+def same_ranks(golden: Run, mine: Run) -> tuple[Run, Run, list[str]]:
+    """Return both runs with one rank each, if they have different numbers of them; and remarks.
+
+    A run of one rank that computes golden's batches in parts is put together, too.
+
+    Raises:
+        CompareError: a rank is missing, or the processes of a run are not of one program.
+    """
+    if by_token.is_engine(golden) or by_token.is_engine(mine):
+        return golden, mine, []
+    counts = [len(run.info()["ranks"]) for run in (golden, mine)]
+    remarks = [*_alone(golden), *_alone(mine)]
+    if counts[0] == counts[1] and not _in_parts(golden, mine):
+        return golden, mine, remarks
+    if counts[0] > 1:
+        golden, found = _joined(golden, mine if counts[1] == 1 else None)
+        remarks += found
+    if counts[1] > 1 or counts[0] == 1:
+        mine, found = _joined(mine, golden)
+        remarks += found
+    return golden, mine, remarks
+
+
+def _alone(run: Run) -> list[str]:
+    """Say that a run has one rank of several."""
+    size, ranks = world_size(run), run.info()["ranks"]
+    if size is None or size == len(ranks) or len(ranks) > 1:
+        return []
+    return [f"{run.label}: rank {ranks[0]} of {size} alone was recorded; the others may be wrong"]
+
+
+def _in_parts(golden: Run, mine: Run) -> bool:
+    """Tell whether a run of one rank computes each batch of golden in several calls."""
+    sizes = [_batches(run) for run in (golden, mine)]
+    times, rest = divmod(len(sizes[1]), max(len(sizes[0]), 1))
+    if rest or times < 2 or len(golden.info()["ranks"]) > 1:
+        return False
+    return all(
+        size == sum(sizes[1][at * times : (at + 1) * times]) for at, size in enumerate(sizes[0])
+    )
+
+
+def _batches(run: Run) -> list[int]:
+    """Return the rows that the model is given in each step; none if it generates."""
+    calls = run.root_calls()
+    if not calls or any(call.kind != "forward" for call in calls):
+        return []
+    found: dict[Step, int] = {}
+    for record in run.records(role="input", phase="forward", path=""):
+        if record.summary.shape:
+            found.setdefault((record.site.generation, record.site.step), record.summary.shape[0])
+    return list(found.values())
+
+
+def _joined(run: Run, other: Run | None) -> tuple[Run, list[str]]:
+    """Return the run of one rank. ``other``: tells how the parts lie, and where they belong."""
+    grid = grid_of(run)
+    records = list(run.records())
+    theirs = [] if other is None else list(other.records())
+    steps = _steps(records, theirs)
+    golden: dict[tuple[object, ...], Record] = {}
+    counts: Counter[tuple[Step, str, str, str, str]] = Counter()
+    for record in theirs:
+        slot = slot_of(record, (record.site.generation, record.site.step))
+        golden[(*slot, record.site.call)] = record
+        counts[slot] += 1
+    first = min(steps.values(), default=(0, 0))
+    of_weights = (slot[0] for slot in counts if slot[3] == "weight")
+    shape = Shape(steps, counts, next(of_weights, first), grid, renumbered(run, other, grid))
+    spreads = spread(records, shape)
+    finder = PartFinder((other or run).load, run.load)
+    recipes: dict[int, Recipe] = {}
+    for last in (False, True):
+        for at, each in enumerate(spreads):
+            if at not in recipes:
+                recipe = finder.recipe(each, golden.get(_key(each)), last)
+                if recipe is not None:
+                    recipes[at] = recipe
+    wholes = [Whole(spreads[at], recipes[at]) for at in sorted(recipes)]
+    remarks = [
+        f"{run.label}: {len(grid)} ranks are put together"
+        if len(grid) > 1
+        else f"{run.label}: batches that it computes in parts are put together"
+    ]
+    lost = len(spreads) - len(wholes)
+    if lost:
+        remarks.append(
+            f"{run.label}: {lost} tensors were left out: nothing tells how their parts go together"
+        )
+    remarks += [_averaged(run, *each) for each in finder.averaged.items() if each[1]]
+    return join(run, shape, _in_order(wholes, golden)), remarks
+
+
+def _averaged(run: Run, name: str, count: int) -> str:
+    over = "the parts of a batch" if name == "time" else "ranks"
+    return (
+        f"{run.label}: {count} gradients of parameters agree as the mean over {over},"
+        " not as the sum: what divides them later was not recorded, so see that the program does it"
+    )
+
+
+def _key(each: Spread) -> tuple[object, ...]:
+    s = each.site
+    return (s.generation, s.step), s.path, s.phase, s.role, s.slot, s.call
+
+
+def _steps(records: Iterable[Record], theirs: Iterable[Record]) -> dict[Step, Step]:
+    """Return the step of the other run that each step is, or is a part of."""
+    own, other = (_forward_steps(each) for each in (records, theirs))
+    times, rest = divmod(len(own), max(len(other), 1))
+    if not other or rest:
+        return {step: step for step in own}
+    return {step: other[at // times] for at, step in enumerate(own)}
+
+
+def _forward_steps(records: Iterable[Record]) -> list[Step]:
+    found = {(r.site.generation, r.site.step) for r in records}
+    return sorted(step for step in found if step[0] >= 0) or sorted(found)  # warm-ups apart
+
+
+def _in_order(wholes: Sequence[Whole], golden: Mapping[tuple[object, ...], Record]) -> list[Whole]:
+    """Return tensors in the order in which the other run has them.
+
+    Ranks run at once, and stages of a pipeline one after the other. What the other run lacks stays
+    behind what its own rank had before it.
+    """
+    last: dict[int, int] = defaultdict(lambda: -1)
+    keys = []
+    for at, whole in enumerate(wholes):
+        rank = whole.spread.first.site.rank
+        found = golden.get(_key(whole.spread))
+        if found is not None:
+            last[rank] = found.id
+        keys.append((last[rank], at))
+    return [wholes[at] for _, at in sorted(keys)]
