@@ -5,6 +5,7 @@ The server has imported all that they need and runs nothing itself, so that a ru
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -88,6 +89,7 @@ def _run(
 ) -> NoReturn:  # fmt: skip
     """Run one rank. Nothing of the server must run to its end here."""
     try:
+        broken(args[0] if args and isinstance(args[0], str) else None, rank)
         torch.set_num_threads(1)
         if ranks > 1:
             where = f"file://{folder}/{name}_store"
@@ -155,6 +157,24 @@ def stale(module: nn.Module, bug: str | None, rank: int, where: int = 1) -> None
         with torch.no_grad():
             weight = module.weight
             getattr(weight, "_local_tensor", weight).mul_(1.2)
+
+
+def broken(bug: str | None, rank: int) -> None:
+    """Plant a wrong `all_reduce` in the library: of all ranks, or of the last one."""
+    original = dist.all_reduce
+
+    @functools.wraps(original)
+    def all_reduce(tensor: torch.Tensor, *args: object, **kwargs: object) -> None:
+        if bug == "missing" and rank == 1:
+            tensor.zero_()
+        original(tensor, *args, **kwargs)
+        if bug == "averages":
+            tensor /= dist.get_world_size()
+        elif bug == "late" and rank == 1:
+            tensor *= 1.25
+
+    if bug in ("missing", "averages", "late"):
+        dist.all_reduce = all_reduce
 
 
 # -- programs -------------------------------------------------------------------------------------

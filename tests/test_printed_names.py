@@ -85,6 +85,7 @@ COMMANDS = [
     ["topology", "golden", "--json"],
     ["topology", "golden", "-o", "topology"],
     ["onnx", "golden", "-o", "out.onnx"],
+    ["ranks", "golden"],
     ["opcheck", "-i", "golden"],
     ["logits", "golden", "mine"],
     ["doctor", "golden", "mine", "--csv", "out.csv"],
@@ -93,7 +94,10 @@ COMMANDS = [
 ]
 
 
-FAILING = [["compare", "golden", f"{HOSTILE[:20]}mine"], ["convert", "golden", "-o", "converted"]]
+FAILING = [
+    ["compare", "golden", f"{HOSTILE[:20]}mine"], ["convert", "golden", "-o", "converted"],
+    ["ranks", "golden"],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("argv", COMMANDS, ids=lambda argv: " ".join(argv)[:30])

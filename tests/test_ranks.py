@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,10 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import llmdebug_nb as ld
+from llmdebug_nb.app.rank_check import check_ranks
+from llmdebug_nb.cli import main
+from llmdebug_nb.comparison.collectives import fault
 from llmdebug_nb.core import placement
 from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.core.kernels.joining import Recipe, joined
 from llmdebug_nb.core.placement import Mirrored, Placement, Shard
+from llmdebug_nb.core.rank_checks import Collective
+from llmdebug_nb.core.records import Site
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.world import _grid
 from rank_programs import Server
@@ -228,6 +234,114 @@ def test_a_joined_run_is_read_like_any_other(server: Server, tmp_path: Path) -> 
     assert len(whole.steps()) == 1
     # nothing was written, and the run of the ranks is as it was
     assert mine.find("layers.0.up", rank=1).summary.shape == (8, 6)
+
+
+# -- ranks against each other ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, case in CASES.items() if case.ranks > 1 and not case.warmup]
+)
+def test_ranks_of_a_right_program_agree(server: Server, tmp_path: Path, name: str) -> None:
+    found = check_ranks(CASES[name].mine_of(server, tmp_path))
+    assert found.ok, str(found)
+    assert found.replicas + found.collectives > 0
+    assert not found.unchecked
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), [("DDP", "layers.1.up"), ("expert parallel", "0.router")]
+)
+def test_a_replica_that_is_out_of_step_is_named(
+    server: Server, tmp_path: Path, name: str, path: str
+) -> None:
+    found = check_ranks(CASES[name].mine_of(server, tmp_path, "stale"))
+    (only,) = found.faults
+    assert (only.kind, only.site.path, only.site.role) == ("out of step", path, "weight")
+    assert only.ranks == (0, 1)  # of two, each may be the stale one
+    assert "should be equal and differ by 0.2" in only.says
+
+
+def test_of_four_replicas_the_one_that_differs_is_named(server: Server, tmp_path: Path) -> None:
+    found = check_ranks(server.record(tmp_path, "ddp", "stale", ranks=4))
+    (only,) = found.faults
+    assert only.ranks == (1,)
+    assert only.says == "rank 1 differs by 0.2 from the 3 others"
+
+
+@pytest.mark.parametrize(
+    ("bug", "ranks", "says"),
+    [
+        ("averages", (0, 1), "than the sum of its inputs (error 0.5): it is their mean"),
+        ("missing", (0, 1), ": the part of rank 1 is not in it"),
+        ("late", (1,), "rank 1 has another result than the sum of its inputs (error 0.25)"),
+    ],
+)
+def test_a_collective_that_does_not_give_what_was_put_in_is_named(
+    server: Server, tmp_path: Path, bug: str, ranks: tuple[int, ...], says: str
+) -> None:
+    found = check_ranks(server.record(tmp_path, "manual", bug, ranks=2))
+    wrong = [fault for fault in found.faults if fault.kind == "wrong result"]
+    assert [fault.site.path for fault in wrong] == [
+        "layers.0.down/Distributed.all_reduce", "layers.1.down/Distributed.all_reduce",
+        "/Distributed.all_reduce",
+    ]  # fmt: skip
+    assert {fault.ranks for fault in wrong} == {ranks}
+    assert all(says in fault.says for fault in wrong)
+
+
+def call(name: str, gives: list[list[float]], takes: list[list[float]], **facts: str) -> Collective:
+    """Return a collective of as many ranks as there are results."""
+    said = {rank: {"ranks": "0,1", **facts} for rank in range(len(gives))}
+    sides = ({r: [torch.tensor(x)] for r, x in enumerate(each)} for each in (takes, gives))
+    return Collective(Site("f"), name, said, *sides)
+
+
+@pytest.mark.parametrize(
+    ("op", "facts", "gives"),
+    [
+        ("all_reduce", {"op": "sum"}, [[6.0, 8.0]] * 2),
+        ("all_reduce", {"op": "avg"}, [[3.0, 4.0]] * 2),
+        ("all_reduce", {"op": "max"}, [[5.0, 6.0]] * 2),
+        ("all_gather_into_tensor", {}, [[1.0, 2.0, 5.0, 6.0]] * 2),
+        ("reduce_scatter_tensor", {"op": "sum"}, [[6.0], [8.0]]),
+        ("broadcast", {"src": "1"}, [[5.0, 6.0]] * 2),
+        ("all_to_all_single", {}, [[1.0, 5.0], [2.0, 6.0]]),
+    ],
+)
+def test_what_a_collective_gives_is_computed_from_what_it_takes(
+    op: str, facts: dict[str, str], gives: list[list[float]]
+) -> None:
+    takes = [[1.0, 2.0], [5.0, 6.0]]
+    assert fault(call(op, gives, takes, **facts)) is None
+    wrong = fault(call(op, [gives[0], [x + 1 for x in gives[1]]], takes, **facts))
+    assert wrong is not None
+    assert wrong.ranks == (1,)
+
+
+def test_ranks_that_reduce_otherwise_are_named_and_unknown_calls_are_no_answer() -> None:
+    summed = call("all_reduce", [[6.0]] * 2, [[1.0], [5.0]], op="sum")
+    summed.facts[1]["op"] = "max"  # type: ignore[index]
+    found = fault(summed)
+    assert found is not None
+    assert found.says == "its ranks reduce otherwise (rank 0: sum, rank 1: maximum)"
+    with pytest.raises(ValueError, match="calls of scatter"):
+        fault(call("scatter", [[6.0]] * 2, [[1.0], [5.0]]))
+    with pytest.raises(ValueError, match="reductions by bxor"):
+        fault(call("all_reduce", [[6.0]] * 2, [[1.0], [5.0]], op="bxor"))
+
+
+def test_the_command_prints_faults_and_says_so_by_its_status(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = server.record(tmp_path, "ddp", "stale", ranks=2)
+    assert main(["ranks", str(mine.path)]) == 1
+    assert "ranks 0, 1 should be equal and differ by 0.2" in capsys.readouterr().out
+    assert main(["ranks", str(mine.path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["faults"][0]["path"] == "layers.1.up"
+    golden = server.record(tmp_path, "whole", name="golden")
+    assert main(["ranks", str(golden.path)]) == 3
+    assert "has one rank" in capsys.readouterr().err
 
 
 # -- bad input ------------------------------------------------------------------------------------

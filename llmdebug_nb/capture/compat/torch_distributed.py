@@ -224,11 +224,13 @@ def collective(
             facts.append(("op", _op_text(value)))
         elif isinstance(value, (int, bool)) or _are_numbers(value):
             facts.append((parameter, str(value)))
+        elif value is None or isinstance(value, str):
+            continue
         elif parameter.startswith(writes):
             gives = value
             if name in _IN_PLACE:
                 takes.append(value)
-        elif value is not None and not isinstance(value, str):
+        else:
             takes.append(value)
     return Collective(takes[0] if len(takes) == 1 else takes, gives, facts)
 

@@ -1,0 +1,138 @@
+"""Holding the ranks of one run against each other: replicas, and what collectives gave."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from llmdebug_nb.app.runs import open_run
+from llmdebug_nb.comparison.collectives import fault
+from llmdebug_nb.core import constants
+from llmdebug_nb.core.dtypes import epsilon
+from llmdebug_nb.core.errors import CompareError
+from llmdebug_nb.core.kernels.relative import relative_l2
+from llmdebug_nb.core.placement import REDUCED, REPLICATE
+from llmdebug_nb.core.rank_checks import REPLICAS, RankCheck, RankFault
+from llmdebug_nb.core.records import Record
+from llmdebug_nb.store.collectives import collectives
+from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.world import grid_of
+
+_Key: TypeAlias = tuple[object, ...]
+
+
+def check_ranks(run: Run | str | os.PathLike[str]) -> RankCheck:
+    """Hold the ranks of a run against each other, without a second run.
+
+    Replicas have to be equal: weights and gradients that ranks share, and DTensors that are said to
+    be replicated. Collectives have to give what their ranks put in.
+
+    Raises:
+        StoreError: the run can't be opened. CompareError: it has one rank, or some are missing.
+    """
+    run = open_run(run)
+    ranks = grid_of(run)
+    if len(ranks) < 2:
+        raise CompareError(f"{run.label} has one rank: there is no other to hold it against")
+    replicas = _Replicas(run)
+    faults = list(replicas.faults())
+    unchecked: Counter[str] = Counter()
+    count = 0
+    for call in collectives(run, unchecked):
+        try:
+            found = fault(call)
+        except ValueError as error:
+            unchecked[str(error)] += 1
+            continue
+        count += 1
+        if found is not None:
+            faults.append(found)
+    return RankCheck(run.label, len(ranks), faults, replicas.count, count, dict(unchecked))
+
+
+class _Replicas:
+    """The tensors that several ranks should have alike. ``count``: how many there are."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.count = 0
+        self._said: dict[_Key, list[Record]] = defaultdict(list)  # replicas by their placement
+        self._plain: dict[_Key, list[Record]] = defaultdict(list)  # weights and reduced gradients
+        for record in run.records():
+            s = record.site
+            key = s.generation, s.step, s.path, s.call, s.phase, s.role, s.slot
+            if record.placed is not None:
+                if REPLICATE in record.placed.parts:
+                    self._said[(*key, *_line(record))].append(record)
+            elif s.role == "weight" or (s.role == "grad" and s.slot.endswith(REDUCED)):
+                self._plain[(*key, record.summary.shape)].append(record)
+
+    def faults(self) -> Iterator[RankFault]:
+        """Yield the replicas that are out of step."""
+        for records in self._said.values():
+            if len(records) > 1:
+                yield from self._of(records, sure=True)
+        for role in ("weight", "grad"):
+            several = [
+                records for records in self._plain.values()
+                if len(records) > 1 and records[0].site.role == role
+            ]  # fmt: skip
+            equal = sum(_are_equal(records) for records in several)
+            shared = equal > constants.MAJORITY * len(several)  # of data parallel ranks, say
+            for records in several:
+                yield from self._of(records, sure=shared)
+
+    def _of(self, records: Sequence[Record], sure: bool) -> Iterator[RankFault]:
+        """Yield the fault of replicas. Unless they are ``sure`` ones, parts may only look alike."""
+        if _are_equal(records):
+            self.count += 1
+            return
+        most = Counter(each.summary.fingerprint for each in records).most_common(1)[0][0]
+        rest = [each for each in records if each.summary.fingerprint != most]
+        first = next(each for each in records if each.summary.fingerprint == most)
+        error = self._error(first, rest)
+        near = error is not None and error <= constants.WRONG_LAYOUT
+        if not (sure or near):
+            return  # parts of one tensor
+        self.count += 1
+        if near and records[0].site.role not in ("weight", "grad") and _rounds(error, first):
+            return
+        alone = len(rest) < len(records) - len(rest)
+        who = rest if alone else records
+        ranks = tuple(sorted(each.site.rank for each in who))
+        named = ", ".join(map(str, ranks))
+        figure = "" if error is None else f" by {error:.2g}"
+        says = (
+            f"rank {named} differs{figure} from the {len(records) - len(rest)} others"
+            if alone
+            else f"ranks {named} should be equal and differ{figure}"
+        )
+        yield RankFault(REPLICAS, records[0].site, ranks, says)
+
+    def _error(self, first: Record, others: Sequence[Record]) -> float | None:
+        """Return the largest error of records against one; None without values."""
+        if any(each.payload is None or each.kept is not None for each in (first, *others)):
+            return None
+        there = self._run.load(first).double()
+        return max(relative_l2(there, self._run.load(each).double()) for each in others)
+
+
+def _rounds(error: float | None, record: Record) -> bool:
+    limit = constants.OPERATOR_EPSILONS * epsilon(record.summary.dtype)
+    return error is not None and error <= limit
+
+
+def _are_equal(records: Sequence[Record]) -> bool:
+    found = {each.summary.fingerprint for each in records}
+    return len(found) == 1 and None not in found
+
+
+def _line(record: Record) -> tuple[object, ...]:
+    """Return the place of a record apart from the dimensions along which it is replicated."""
+    placed = record.placed
+    assert placed is not None
+    at = placed.at(record.site.rank) or ()
+    fixed = (here for here, part in zip(at, placed.parts, strict=False) if part != REPLICATE)
+    return placed.ranks, placed.parts, tuple(fixed)

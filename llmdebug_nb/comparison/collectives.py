@@ -1,0 +1,134 @@
+"""Whether a collective gave what its ranks put into it, and what it gave instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from llmdebug_nb.core import constants
+from llmdebug_nb.core.dtypes import epsilon
+from llmdebug_nb.core.kernels.joining import held_together
+from llmdebug_nb.core.kernels.raw import dtype_name
+from llmdebug_nb.core.placement import REDUCTIONS
+from llmdebug_nb.core.rank_checks import COLLECTIVE, Collective, RankFault
+
+_Tensors = Mapping[int, Sequence[torch.Tensor]]
+_WORDS = {"sum": "sum", "avg": "mean", "max": "maximum", "min": "minimum", "product": "product"}
+
+
+def fault(call: Collective) -> RankFault | None:
+    """Return what is wrong with a collective; None if it is right.
+
+    Raises ValueError: what it should give is not known; the text says why.
+    """
+    ops = {rank: facts.get("op", "") for rank, facts in call.facts.items()}
+    if len(set(ops.values())) > 1:
+        says = ", ".join(f"rank {rank}: {_word(op)}" for rank, op in ops.items())
+        return RankFault(COLLECTIVE, call.site, tuple(ops), f"its ranks reduce otherwise ({says})")
+    op = next(iter(ops.values()))
+    wanted = _expected(call, op)
+    bad = [rank for rank, there in wanted.items() if not _agrees(call, rank, there, op)]
+    if not bad:
+        return None
+    share = [_error(call.gives[rank], wanted[rank]) for rank in bad]
+    where = "every rank has" if len(bad) == len(wanted) else f"rank {_texts(bad)} has"
+    what = f"the {_word(op)} of its inputs" if op else "what its ranks put in"
+    instead = next(_instead(call, op, bad[0]), "")
+    says = f"{where} another result than {what} (error {max(share):.2g}){instead}"
+    return RankFault(COLLECTIVE, call.site, tuple(bad), says)
+
+
+def _expected(call: Collective, op: str) -> dict[int, list[torch.Tensor]]:
+    """Return what each rank should have. Raises ValueError."""
+    name, takes, ranks = call.op, call.takes, list(call.gives)
+    first = call.facts[ranks[0]]
+    if name == "all_reduce":
+        whole = _reduced(takes, op)
+        return {rank: [whole] for rank in ranks}
+    if name == "broadcast":
+        source = int(first.get("src", "-1"))
+        if source not in takes:
+            raise ValueError("broadcasts of an unknown rank")
+        return {rank: list(takes[source]) for rank in ranks}
+    if name.startswith("all_gather"):
+        whole = torch.cat([takes[rank][0] for rank in ranks], int(first.get("gather_dim", 0)))
+        return {rank: [whole] for rank in ranks}
+    if name.startswith("reduce_scatter"):
+        axis = int(first.get("scatter_dim", 0))
+        lists = {rank: [torch.cat(list(each), axis)] for rank, each in takes.items()}
+        parts = _reduced(lists, op).chunk(len(ranks), axis)
+        return {rank: [part] for rank, part in zip(ranks, parts, strict=True)}
+    if name == "all_to_all_single":
+        return _exchanged(call, ranks)
+    raise ValueError(f"calls of {name}")
+
+
+def _exchanged(call: Collective, ranks: Sequence[int]) -> dict[int, list[torch.Tensor]]:
+    sent: dict[int, Sequence[torch.Tensor]] = {}
+    for rank in ranks:
+        text = call.facts[rank].get("input_split_sizes", "").strip("[]() ")
+        sizes = [int(each) for each in text.split(",") if each.strip()]
+        given = call.takes[rank][0]
+        sent[rank] = torch.split(given, sizes) if sizes else given.chunk(len(ranks))
+    return {rank: [torch.cat([sent[of][at] for of in ranks])] for at, rank in enumerate(ranks)}
+
+
+def _reduced(takes: _Tensors, op: str) -> torch.Tensor:
+    if op not in REDUCTIONS:
+        raise ValueError(f"reductions by {op or 'an unknown operation'}")
+    return held_together({(rank,): each[0] for rank, each in takes.items()}, (op,))
+
+
+def _agrees(call: Collective, rank: int, wanted: Sequence[torch.Tensor], op: str) -> bool:
+    """Tell whether a rank has a result, up to the rounding of a sum in any order."""
+    given = _flat(call.gives[rank])
+    there = _flat(wanted)
+    if given.shape != there.shape:
+        return False
+    if op not in ("sum", "avg", "product") or not given.is_floating_point():
+        return bool(torch.equal(given.nan_to_num(), there.nan_to_num()))
+    size = sum(float(_flat(each).double().norm()) for each in call.takes.values())
+    error = float((given.double() - there.double()).nan_to_num().norm())
+    return error <= constants.OPERATOR_EPSILONS * epsilon(dtype_name(given)) * size
+
+
+def _error(given: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
+    a, b = _flat(wanted).double(), _flat(given).double()
+    return float((a - b).norm() / a.norm()) if a.shape == b.shape else float("inf")
+
+
+def _instead(call: Collective, op: str, rank: int) -> Iterator[str]:
+    """Yield what a rank has in place of the result."""
+
+    def gives(op: str, takes: _Tensors) -> bool:
+        other = Collective(call.site, call.op, call.facts, takes, call.gives)
+        try:
+            return _agrees(call, rank, _expected(other, op)[rank], op)
+        except (ValueError, RuntimeError, IndexError):
+            return False
+
+    if not op:
+        return
+    for name, word in _WORDS.items():
+        if name != op and gives(name, call.takes):
+            yield f": it is their {word}"
+    for other in call.takes:
+        left = {of: each for of, each in call.takes.items() if of != other}
+        if left and gives(op, left):
+            yield f": the part of rank {other} is not in it"
+        twice = {**call.takes, -1: call.takes[other]}
+        if gives(op, twice):
+            yield f": the part of rank {other} is in it twice"
+
+
+def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([each.flatten() for each in tensors])
+
+
+def _word(op: str) -> str:
+    return _WORDS.get(op, op)
+
+
+def _texts(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
