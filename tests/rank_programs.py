@@ -5,6 +5,7 @@ The server has imported all that they need and runs nothing itself, so that a ru
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
@@ -24,6 +25,7 @@ import llmdebug_nb as ld
 from llmdebug_nb.store.run import Run
 
 WIDTH, HIDDEN, CLASSES, ROWS = 8, 12, 6, 8
+RESULTS: list[torch.Tensor] = []  # of a rank: its loss and gradients
 
 
 class Server:
@@ -39,14 +41,22 @@ class Server:
         **options: object,
     ) -> Run:  # fmt: skip
         """Return the run of ``program(rank, ranks, *args)`` in so many processes."""
+        self._call(folder, program, args, ranks, name, {"weights": True, **options})
+        return ld.open_run(folder / name)
+
+    def _call(self, folder: Path, *call: object) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        call = [str(folder), program, args, ranks, name, {"weights": True, **options}]
-        self._process.stdin.write(json.dumps(call) + "\n")
+        self._process.stdin.write(json.dumps([str(folder), *call]) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline() or '"the server has ended"')
         assert not answer, answer
-        return ld.open_run(folder / name)
+
+    def results(self, folder: Path, program: str, name: str, ranks: int = 2) -> list[torch.Tensor]:
+        """Return the losses and gradients of a program on all ranks; ``name``: "" records none."""
+        self._call(folder, program, (), ranks, name, {})
+        found = [torch.load(folder / f"{name}_results{rank}") for rank in range(ranks)]
+        return [each for some in found for each in some]
 
     def stop(self) -> None:
         self._process.communicate(timeout=60)
@@ -95,8 +105,10 @@ def _run(
             where = f"file://{folder}/{name}_store"
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
             dist.init_process_group("gloo", init_method=where, rank=rank, world_size=ranks)
-        with ld.dump(name=name, path=folder, **options):
+        recording = ld.dump(name=name, path=folder, **options) if name else contextlib.nullcontext()
+        with recording:
             program(rank, ranks, *args)
+        torch.save(RESULTS, folder / f"{name}_results{rank}")
         if ranks > 1:
             dist.barrier()
             dist.destroy_process_group()
@@ -140,7 +152,14 @@ def made() -> tuple[Net, torch.Tensor, torch.Tensor]:
 
 
 def train(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
-    ((model(x) - y) ** 2).mean().backward()
+    loss = ((model(x) - y) ** 2).mean()
+    loss.backward()
+    gradients = (each.grad for each in model.parameters())
+    RESULTS.extend(
+        getattr(each, "_local_tensor", each).clone()
+        for each in (loss.detach(), *gradients)
+        if each is not None
+    )
 
 
 def part(x: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:

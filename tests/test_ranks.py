@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +105,43 @@ def test_fully_sharded_weights_gradients_and_collectives_are_recorded(
         torch.testing.assert_close(torch.cat(parts), there)
     ops = {record.op for record in run.records() if "/Distributed." in record.site.path}
     assert {op.partition(".")[2].partition("_s")[0] for op in ops} == {"all_gather", "reduce"}
+
+
+@pytest.mark.parametrize(
+    ("program", "ranks"),
+    [("ddp", 2), ("fsdp", 2), ("tensor_parallel", 2), ("manual", 2), ("two_dimensions", 4)],
+)
+def test_recording_changes_no_bit_of_what_ranks_compute(
+    server: Server, tmp_path: Path, program: str, ranks: int
+) -> None:
+    unrecorded = server.results(tmp_path, program, "", ranks)
+    recorded = server.results(tmp_path, program, "mine", ranks)
+    assert len(recorded) == len(unrecorded) > ranks
+    assert all(torch.equal(a, b) for a, b in zip(recorded, unrecorded, strict=True))
+    run = ld.open_run(tmp_path / "mine")
+    assert [process["problems"] for process in run.source.processes] == [{}] * ranks
+
+
+def test_torchrun_records_placements_in_an_unedited_program(tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    program = tmp_path / "train.py"
+    program.write_text(
+        f"import sys; sys.path.insert(0, {str(here)!r})\n"
+        "import rank_programs, torch.distributed as dist, torch.distributed.tensor.parallel\n"
+        "dist.init_process_group('gloo')\n"
+        "rank_programs.tensor_parallel(dist.get_rank(), 2)\n"
+        "dist.destroy_process_group()\n",
+        encoding="utf-8",
+    )
+    command = f"torchrun --standalone --nproc-per-node 2 {program}"
+    done = ld.launch(command, name="tp", path=tmp_path, weights=True)
+    assert done.status == 0
+    run = done.run
+    assert run.info()["ranks"] == [0, 1]
+    worlds = [process["world"] for process in run.source.processes]
+    assert worlds[0]["job"] == worlds[1]["job"] != ""
+    assert str(run.find("layers.0.down", role="weight", rank=1).placed) == "tp: shard 1"
+    assert check_ranks(run).ok
 
 
 # -- one rank of several --------------------------------------------------------------------------
@@ -382,6 +420,31 @@ def test_one_rank_of_several_is_said(server: Server, tmp_path: Path) -> None:
         shutil.rmtree(folder)
     notes = compared(golden, ld.open_run(mine.path)).notes()
     assert any("rank 0 of 2 alone was recorded" in note for note in notes)
+
+
+def test_groups_that_are_no_groups_are_refused(server: Server, tmp_path: Path) -> None:
+    golden = server.record(tmp_path, "whole", name="golden")
+    mine = server.record(tmp_path, "tensor_parallel", ranks=2)
+    assert mine.path is not None
+    (index,) = mine.path.glob("rank1_*/index.sqlite")
+    with sqlite3.connect(index) as db:
+        text = json.dumps({"size": 2, "groups": [[0, "; DROP"]]})
+        db.execute("UPDATE meta SET value = ? WHERE key = 'world'", (text,))
+    with pytest.raises(CompareError, match="the groups of its ranks are damaged"):
+        compared(golden, ld.open_run(mine.path))
+
+
+def test_runs_of_two_and_of_four_ranks_are_compared_as_far_as_placements_say(
+    server: Server, tmp_path: Path
+) -> None:
+    golden = server.record(tmp_path, "tensor_parallel", ranks=2, name="golden")
+    mine = server.record(tmp_path, "tensor_parallel", ranks=4)  # six rows of a head on four ranks
+    report = compared(golden, mine)
+    assert report.verdict in ("match", "within_noise")
+    assert any("left out" in note for note in report.notes())
+    wrong = compared(golden, server.record(tmp_path, "tensor_parallel", "stale", ranks=4, name="s"))
+    assert wrong.verdict == "diverged"
+    assert "rank 1 of 4 alone" in wrong.findings[0].evidence
 
 
 # -- parts and grids ------------------------------------------------------------------------------
