@@ -39,15 +39,7 @@ from llmdebug_nb.core.errors import StoreError
 from llmdebug_nb.core.kernels import look
 from llmdebug_nb.core.kernels import summary as kernel
 from llmdebug_nb.core.kernels.fingerprint import ALGORITHM, ALGORITHMS, fingerprint
-from llmdebug_nb.core.kernels.raw import (
-    dtype_name,
-    memory,
-    on_host,
-    plain,
-    to_bytes,
-    unreadable,
-    view,
-)
+from llmdebug_nb.core.kernels.raw import dtype_name, memory, plain, to_bytes, unreadable, view
 from llmdebug_nb.core.masking import masked
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import RootCall, View
@@ -127,8 +119,7 @@ class Recorder:
     ) -> None:  # fmt: skip
         """Record a tensor as it is now. One that can't be kept raises nothing; it is counted."""
         with self._lock:
-            number = self.records
-            self.records = number + 1
+            number, self.records = self.records, self.records + 1
             settled = self._settled.get(id(tensor))
             if settled is not None:
                 self._write_settled(settled, (number, call, phase, role, slot))
@@ -262,8 +253,7 @@ class Recorder:
                 done += 1
                 dtype, shape, figures, data = self._arena.take(looked)
                 text, content = self._shape_texts[shape], fingerprint(data)
-                known = dtype, text, *figures, content, "cpu", *rows.AFTER_DEVICE
-                row = row_of(site, numbers, *known)
+                row = row_of(site, numbers, dtype, text, *figures, content, *rows.ON_HOST)
                 self._rows.append(row)
                 first = self._by_content.setdefault((content, dtype, text), row)
                 if more and first is not row:
@@ -453,3 +443,8 @@ class Recorder:
             except StoreError as error:
                 self.failure = error
                 self.lost[f"not in the index: {str(error).partition(';')[0]}"] += len(made)
+
+
+def on_host(tensor: torch.Tensor) -> bool:
+    """Return whether the values can be read without waiting for a device."""
+    return tensor.is_cpu

@@ -87,11 +87,6 @@ def memory(tensor: torch.Tensor) -> tuple[int, int] | None:
     return (address, nbytes) if address else None
 
 
-def on_host(tensor: torch.Tensor) -> bool:
-    """Return whether the values can be read without waiting for a device."""
-    return tensor.is_cpu
-
-
 class _Memory(ctypes.Array[ctypes.c_char]):
     """The memory from an address on; a view takes as much as exists.
 
