@@ -274,6 +274,48 @@ def test_a_joined_run_is_read_like_any_other(server: Server, tmp_path: Path) -> 
     assert mine.find("layers.0.up", rank=1).summary.shape == (8, 6)
 
 
+def test_runs_of_as_many_ranks_are_compared_rank_by_rank_and_the_rank_is_named(
+    server: Server, tmp_path: Path
+) -> None:
+    golden = server.record(tmp_path, "ddp", ranks=2, name="golden")
+    assert compared(golden, server.record(tmp_path, "ddp", ranks=2)).verdict == "match"
+    report = compared(golden, server.record(tmp_path, "ddp", "stale", ranks=2, name="stale"))
+    # gradients that both ranks share differ on rank 0, too, where nothing is wrong
+    assert report.findings[0].path == "layers.1.up"
+    assert report.findings[0].cause == "weight differs"
+    assert report.findings[0].evidence.endswith("on rank 1 of 2")
+
+
+def test_runs_of_as_many_ranks_that_divide_otherwise_are_put_together(
+    server: Server, tmp_path: Path
+) -> None:
+    golden = server.record(tmp_path, "ddp", ranks=2, name="golden")
+    report = compared(golden, server.record(tmp_path, "tensor_parallel", ranks=2))
+    assert report.verdict in ("match", "within_noise")
+    assert report.coverage.observables_matched == 10  # the gradients that DDP shares
+
+
+def test_the_loss_of_parts_of_a_batch_is_their_mean(server: Server, tmp_path: Path) -> None:
+    golden = server.record(tmp_path, "whole", name="golden", mode="api")
+    report = compared(golden, server.record(tmp_path, "ddp", ranks=2, mode="api"))
+    assert report.verdict in ("match", "within_noise")
+    table = report.to_pandas()
+    assert set(table[table["path"] == "/Tensor.mean"]["verdict"]) <= {"match", "within_noise"}
+
+
+def test_statistics_of_a_whole_tensor_follow_from_those_of_its_parts(
+    server: Server, tmp_path: Path
+) -> None:
+    golden = server.record(tmp_path, "whole", name="golden")
+    mine = server.record(tmp_path, "tensor_parallel", ranks=2, stats_only=True)
+    whole = compared(golden, mine).mine.find("layers.0.up")
+    there = golden.find("layers.0.up").summary
+    assert whole.payload is None
+    for name in ("min", "max", "mean", "l2norm"):
+        assert getattr(whole.summary, name) == pytest.approx(getattr(there, name), rel=1e-5), name
+    assert (whole.summary.zero, whole.summary.nan) == (there.zero, there.nan)
+
+
 # -- ranks against each other ---------------------------------------------------------------------
 
 

@@ -17,10 +17,11 @@ from typing import Protocol
 import torch
 
 from llmdebug_nb.align.batch_layout import Load
-from llmdebug_nb.align.values import Values
+from llmdebug_nb.align.values import Values, real
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.kernels.joining import Place, Recipe, held_together, joined
+from llmdebug_nb.core.kernels.relative import relative_l2
 from llmdebug_nb.core.paths import any_layer
 from llmdebug_nb.core.placement import REPLICATE, Held, Mirrored, Only, Shard
 from llmdebug_nb.core.records import Record, Site
@@ -284,9 +285,12 @@ def _replicas(recipe: Recipe, spread: Spread) -> Iterator[Recipe]:
 
 def _error(golden: torch.Tensor, parts: Mapping[Place, torch.Tensor], recipe: Recipe) -> float:
     try:
-        return Values.of(golden, joined(parts, recipe)).error
+        whole = joined(parts, recipe)
+        error = Values.of(golden, whole).error
     except (RuntimeError, KeyError, IndexError, ValueError):
         return math.inf
+    # values that are all alike, or a single one, are known by their size alone
+    return error if error < math.inf else relative_l2(real(golden).double(), real(whole).double())
 
 
 def _key(spread: Spread, target: tuple[int, ...]) -> Hashable:

@@ -192,7 +192,7 @@ class _Comparison:
         def find(differences: Sequence[Difference]) -> Explanation:
             stages.stage("searching for the cause")
             found = blame.explained(differences, runs, self.explain)
-            return replace(found, findings=with_ranks(found.findings, differences, golden, mine))
+            return with_ranks(found, differences, golden, mine)
 
         limits_text = says(self.limits, self.calibration, judging.plain)
         notes = [*self.custom.notes(), *self.remarks]

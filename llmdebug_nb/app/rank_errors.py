@@ -8,48 +8,60 @@ from dataclasses import replace
 
 import torch
 
-from llmdebug_nb.core.errors import StoreError
+from llmdebug_nb.core.errors import LLMDebugError
 from llmdebug_nb.core.findings import Difference, Finding
 from llmdebug_nb.core.kernels.joining import Place, Recipe, joined
 from llmdebug_nb.core.kernels.relative import relative_l2
-from llmdebug_nb.core.placement import REDUCTIONS, Only
+from llmdebug_nb.core.placement import REDUCED, REDUCTIONS, Only
+from llmdebug_nb.explain.blame import Explanation
 from llmdebug_nb.store.joined import JoinedRun, Whole
 from llmdebug_nb.store.run import Run
 
 
 def with_ranks(
-    findings: Sequence[Finding], differences: Sequence[Difference], golden: Run, mine: Run
-) -> list[Finding]:
-    """Return findings that name the ranks whose parts differ, if not all of them do.
+    found: Explanation, differences: Sequence[Difference], golden: Run, mine: Run
+) -> Explanation:
+    """Return an explanation whose findings name their ranks.
 
-    A weight tells it best: what is made of one that all ranks gather is wrong on each of them.
+    Of a joined run, the ranks whose parts differ, if not all of them do. A weight tells it best:
+    what is made of one that all ranks gather is wrong on each of them. Between runs compared rank
+    by rank, gradients that all ranks share come last: another rank may have spoilt them.
     """
-    if not isinstance(mine, JoinedRun):
-        return list(findings)
     weights = {
         row.site.path: row
         for row in reversed(differences)
         if row.site.role == "weight" and row.verdict == "diverged"
     }
-    found = []
-    for each in findings:
+    findings = []
+    for each in found.findings:
         row = weights.get(each.path, each.difference)
         text = "" if row is None else _text(row, golden, mine)
-        found.append(replace(each, evidence=f"{each.evidence}; {text}") if text else each)
-    return found
+        findings.append(replace(each, evidence=f"{each.evidence}; {text}") if text else each)
+    order = sorted(range(len(findings)), key=lambda at: _is_shared(findings[at]))
+    rows = [found.rows[at] for at in order] if len(found.rows) == len(findings) else found.rows
+    return replace(found, findings=[findings[at] for at in order], rows=rows)
 
 
-def _text(row: Difference, golden: Run, mine: JoinedRun) -> str:
+def _is_shared(finding: Finding) -> bool:
+    """Tell whether a finding is a gradient that all ranks share."""
+    site = finding.difference.site if finding.difference is not None else None
+    return site is not None and site.role == "grad" and site.slot.endswith(REDUCED)
+
+
+def _text(row: Difference, golden: Run, mine: Run) -> str:
     """Say which ranks have the parts that differ; "" if all do, or that can't be told."""
+    if not isinstance(mine, JoinedRun):
+        ranks = mine.info()["ranks"]
+        return f"on rank {row.site.rank} of {len(ranks)}" if len(ranks) > 1 else ""
     errors = rank_errors(row, golden, mine)
     limit = row.limit if row.limit is not None else 0.0
     wrong = sorted(rank for rank, error in errors.items() if not error <= limit)
     if not wrong or len(wrong) == len(errors):
         return ""
-    ranks = f"rank {wrong[0]}" if len(wrong) == 1 else f"ranks {', '.join(map(str, wrong))}"
+    named = f"rank {wrong[0]}" if len(wrong) == 1 else f"ranks {', '.join(map(str, wrong))}"
     worst = max(errors[rank] for rank in wrong)
     return (
-        f"{ranks} of {len(errors)} alone: the part there differs by {worst:.2g}, and what the"
+        f"{named} of {len(errors)} alone: the part there differs by {worst:.2g}, and what the"
         " others hold agrees"
     )
 
@@ -75,7 +87,7 @@ def rank_errors(row: Difference, golden: Run, mine: JoinedRun) -> dict[int, floa
         errors: dict[int, float] = {}
         for recipe in _replicas(whole):
             _add(errors, there, joined(parts, recipe).double(), _owned(owners, recipe))
-    except (StoreError, RuntimeError, KeyError, IndexError):
+    except (LLMDebugError, RuntimeError, KeyError, IndexError):
         return {}
     return errors
 

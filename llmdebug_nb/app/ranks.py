@@ -28,7 +28,8 @@ def same_ranks(golden: Run, mine: Run) -> tuple[Run, Run, list[str]]:
         return golden, mine, []
     counts = [len(run.info()["ranks"]) for run in (golden, mine)]
     remarks = [*_alone(golden), *_alone(mine)]
-    if counts[0] == counts[1] and not _in_parts(golden, mine):
+    alike = not _in_parts(golden, mine) if counts == [1, 1] else _divide_alike(golden, mine)
+    if counts[0] == counts[1] and alike:
         return golden, mine, remarks
     if counts[0] > 1:
         golden, found = _joined(golden, mine if counts[1] == 1 else None)
@@ -45,6 +46,20 @@ def _alone(run: Run) -> list[str]:
     if size is None or size == len(ranks) or len(ranks) > 1:
         return []
     return [f"{run.label}: rank {ranks[0]} of {size} alone was recorded; the others may be wrong"]
+
+
+def _divide_alike(golden: Run, mine: Run) -> bool:
+    """Tell whether two runs of several ranks divide weights and inputs alike."""
+    sides = [
+        {
+            (s.rank, s.path, s.slot): (record.summary.shape, record.placed and record.placed.parts)
+            for columns in ({"role": "weight"}, {"role": "input", "path": "", "step": 0})
+            for record in run.records(**columns)  # type: ignore[arg-type]
+            for s in (record.site,)
+        }
+        for run in (golden, mine)
+    ]
+    return all(sides[1].get(key, there) == there for key, there in sides[0].items())
 
 
 def _in_parts(golden: Run, mine: Run) -> bool:

@@ -107,7 +107,7 @@ def _searched(
     found: _Found = []
     seen: dict[int, int] = {}
     failures = _Failures()
-    for phase in dict.fromkeys(d.site.phase for d in differences if d.verdict == "diverged"):
+    for phase in _phases(differences):
         if failures.texts:
             break  # nothing tells whether the pass before agrees
         with failures.told(
@@ -135,6 +135,17 @@ def _searched(
     return Explanation(
         findings, rows, frozenset(rejoins), followers[0], problems, followers[1], seen
     )
+
+
+def _phases(differences: Sequence[Difference]) -> list[str]:
+    """Return the phases with differences, in their order.
+
+    Ranks run at once: the backward pass of one is behind the forward pass of another.
+    """
+    sites = [d.site for d in differences if d.verdict == "diverged"]
+    if len({site.rank for site in sites}) > 1:
+        sites.sort(key=lambda site: (site.generation, site.step, site.phase == "backward"))
+    return list(dict.fromkeys(site.phase for site in sites))
 
 
 class _Failures:

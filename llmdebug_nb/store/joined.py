@@ -7,6 +7,7 @@ written. Rows of collectives stay with their ranks.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,8 +17,8 @@ import torch
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.kernels.joining import Recipe, joined
 from llmdebug_nb.core.kernels.summary import summarize
-from llmdebug_nb.core.placement import Only
-from llmdebug_nb.core.records import Record, RootCall
+from llmdebug_nb.core.placement import Mirrored, Only, Shard
+from llmdebug_nb.core.records import Record, RootCall, Summary
 from llmdebug_nb.store import connection
 from llmdebug_nb.store.rows import row_of
 from llmdebug_nb.store.run import Run
@@ -135,10 +136,7 @@ def _records(run: Run, wholes: Mapping[int, Whole]) -> Iterator[Record]:
         elif all(part.payload is not None and part.kept is None for part in parts):
             summary = summarize(values_of(run, whole))
         else:
-            summary = replace(
-                first.summary, shape=whole.recipe.shape, min=None, max=None, mean=None, l2norm=None,
-                nan=None, inf=None, zero=None, fingerprint=None,
-            )  # fmt: skip
+            summary = _without_values(whole)
             first = replace(first, payload=None, kept=None, kept_shape=None)
         producer = ids.get(first.producer) if first.producer is not None else None
         ids.update((part.id, number) for part in parts)
@@ -146,6 +144,30 @@ def _records(run: Run, wholes: Mapping[int, Whole]) -> Iterator[Record]:
             first, id=number, seq=number, site=whole.spread.site, summary=summary,
             producer=producer, placed=None,
         )  # fmt: skip
+
+
+def _without_values(whole: Whole) -> Summary:
+    """Return the statistics of a whole tensor as far as those of its parts tell them."""
+    parts = [part.summary for part in whole.spread.parts.values()]
+    shape, first = whole.recipe.shape, parts[0]
+    unknown = Summary(first.dtype, shape)
+    divided = all(isinstance(each, (Shard, Mirrored)) for each in whole.recipe.held)
+    sizes = [part.numel for part in parts]
+    if not divided or whole.recipe.divisor != 1 or sum(sizes) != unknown.numel:
+        return unknown
+    lows, highs, means, norms = (
+        [figure for part in parts if (figure := getattr(part, name)) is not None]
+        for name in ("min", "max", "mean", "l2norm")
+    )
+    if not len(lows) == len(highs) == len(means) == len(norms) == len(parts):
+        return unknown
+    mean = sum(size * own for size, own in zip(sizes, means, strict=True)) / max(sum(sizes), 1)
+    nan, inf, zero = (
+        sum(getattr(part, name) or 0 for part in parts) for name in ("nan", "inf", "zero")
+    )
+    return Summary(
+        first.dtype, shape, min(lows), max(highs), mean, math.hypot(*norms), nan, inf, zero
+    )
 
 
 def _rows(run: Run, shape: Shape, name: str) -> Iterator[Sequence[object]]:
