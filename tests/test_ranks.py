@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from llmdebug_nb.core.kernels.joining import Recipe, joined
 from llmdebug_nb.core.placement import Mirrored, Placement, Shard
 from llmdebug_nb.core.rank_checks import Collective
 from llmdebug_nb.core.records import Site
+from llmdebug_nb.show import filters
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.world import _grid
 from rank_programs import Server
@@ -314,6 +316,27 @@ def test_statistics_of_a_whole_tensor_follow_from_those_of_its_parts(
     for name in ("min", "max", "mean", "l2norm"):
         assert getattr(whole.summary, name) == pytest.approx(getattr(there, name), rel=1e-5), name
     assert (whole.summary.zero, whole.summary.nan) == (there.zero, there.nan)
+
+
+def test_the_explorer_lists_the_rows_of_a_rank(server: Server, tmp_path: Path) -> None:
+    golden = server.record(tmp_path, "ddp", ranks=2, name="golden")
+    mine = server.record(tmp_path, "ddp", "stale", ranks=2)
+
+    def listed(text: str) -> list[int]:
+        found = mine.index.matching(filters.read(text))
+        return [mine.record(number).site.rank for number in found]
+
+    assert set(listed("rank:1")) == {1}
+    assert len(listed("rank:1")) == len(listed("rank:0")) == len(mine) / 2
+    assert len(listed("rank:0 rank:1 head")) == len(listed("head"))
+    assert listed("rank:7") == []
+    report = compared(golden, mine)
+    request: dict[str, Any] = {"every": True, "step": 0, "node": -1, "mismatch": False}
+    page = report.view().rows(
+        {**request, "start": 0, "n": 99, "text": "rank:1 up", "sort": "", "descending": False}
+    )
+    assert {report.differences[row["id"]].site.rank for row in page["rows"]} == {1}
+    assert "as in rank:1" in filters.problem("rank:x")
 
 
 # -- ranks against each other ---------------------------------------------------------------------

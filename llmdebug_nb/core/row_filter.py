@@ -85,7 +85,7 @@ class RowFilter(NamedTuple):
     ``words``: parts of the row's text. ``counts``: of `COUNTS`, those that must not be 0.
     ``ids``: execution ids; the call has one of them or ran inside such a call.
     ``step``: generation and step. ``module``: the path of a module that holds the row.
-    ``bad``: the tensor holds NaN or infinity.
+    ``bad``: the tensor holds NaN or infinity. ``ranks``: it was recorded on one of these.
     """
 
     words: tuple[str, ...] = ()
@@ -95,11 +95,12 @@ class RowFilter(NamedTuple):
     step: tuple[int, int] | None = None
     module: str | None = None
     bad: bool = False
+    ranks: tuple[int, ...] = ()
 
     def passes(
         self, text: str, summaries: Iterable[Summary], execution_id: Callable[[], str] = str
     ) -> bool:
-        """Tell whether a row fits what was typed; ``step``, ``module`` and ``bad`` are left out.
+        """Tell whether a row fits the words, figures and ids that were typed.
 
         ``text``: the row's `row_text`. ``summaries``: of its tensors; one of them must fit.
         """

@@ -2,9 +2,9 @@
 
 ``nan``, ``inf``: the tensor holds one. ``>1e3``: its maximum is greater. ``<1e-3``: its minimum is
 less. ``abs>1e3``, ``abs<1e-3``: its largest magnitude is; ``mean`` and ``l2norm`` likewise.
-``id:3_1``: its call has this execution id or ran inside that call. Anything else is a word of the
-row. All parts must hold. A tensor with a NaN has no minimum, maximum, mean or norm, so no bound
-holds for it.
+``id:3_1``: its call has this execution id or ran inside that call. ``rank:1``: it was recorded on
+that rank; of several, on one of them. Anything else is a word of the row. All parts must hold. A
+tensor with a NaN has no minimum, maximum, mean or norm, so no bound holds for it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from llmdebug_nb.core.errors import LLMDebugError
 from llmdebug_nb.core.row_filter import COUNTS, FIGURES, Bound, RowFilter
 
 _ID = re.compile(r"id:(\d{1,9}(?:_\d{1,9})*(?:\.\d{1,9})?|\.\d{1,9})")
+_RANK = re.compile(r"rank:([0-9]{1,9})")
 _BOUND = re.compile(r"(\w*)([<>]=?)(.*)")
 
 
@@ -31,9 +32,14 @@ def read(text: str) -> RowFilter:
     bounds = {part: _bound(part) for part in parts}
     ids = {part: _id(part) for part in parts}
     counts = tuple(part for part in parts if part in COUNTS)
-    words = tuple(one for one in parts if not (one in COUNTS or bounds[one] or ids[one]))
+    ranks = {part: rank for part in parts if (rank := _rank(part)) is not None}
+    read = {*COUNTS, *ranks, *(part for part in parts if bounds[part] or ids[part])}
     return RowFilter(
-        words, counts, tuple(filter(None, bounds.values())), tuple(filter(None, ids.values()))
+        tuple(part for part in parts if part not in read),
+        counts,
+        tuple(filter(None, bounds.values())),
+        tuple(filter(None, ids.values())),
+        ranks=tuple(ranks.values()),
     )
 
 
@@ -56,6 +62,18 @@ def _id(part: str) -> str | None:
             f"can't read the filter {part!r}: id: needs an execution id, as in id:3_1 or id:3_1.4"
         )
     return match[1]
+
+
+def _rank(part: str) -> int | None:
+    """Return the rank in ``part``, or None."""
+    if not part.startswith("rank:"):
+        return None
+    match = _RANK.fullmatch(part)
+    if match is None:
+        raise FilterError(
+            f"can't read the filter {part!r}: rank: needs the number of a rank, as in rank:1"
+        )
+    return int(match[1])
 
 
 def _bound(part: str) -> Bound | None:

@@ -158,6 +158,8 @@ class ReportView(View):
             wanted &= columns.under(path)
         if mismatch:
             wanted &= columns.mismatch
+        if typed.ranks:
+            wanted &= np.isin([d.site.rank for d in self.differences], typed.ranks)
         for word in typed.words:
             wanted &= columns.holding(word)
         if typed.counts or typed.bounds or typed.ids:

@@ -226,7 +226,7 @@ class Index:
         A word is looked for in each path, and once in each kind of row: building the text of
         every row would take ten times as long.
         """
-        parts: list[tuple[str, Values]] = [("1", ())]
+        parts: list[tuple[str, Values]] = [equal({"rank": wanted.ranks} if wanted.ranks else {})]
         if wanted.step is not None:
             parts.append(("generation = ? AND step = ?", wanted.step))
         if wanted.module is not None:

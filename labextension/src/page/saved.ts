@@ -11,7 +11,7 @@ interface Answered {
 }
 
 /** Filters that need the kernel: `nan`, `inf`, comparisons, and execution ids. */
-const FIGURES = /(^|\s)(nan|inf)(\s|$)|[<>]|(^|\s)id:/i;
+const FIGURES = /(^|\s)(nan|inf)(\s|$)|[<>]|(^|\s)(id|rank):/i;
 
 export class Saved implements Connection {
   onMessage?: Connection['onMessage'];

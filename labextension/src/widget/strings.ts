@@ -173,6 +173,7 @@ export const filterHelp = [
   '>1e3: maximum above 1e3. <1e-3: minimum below 1e-3.',
   'abs>1e3, abs<1e-3: largest magnitude above or below. Likewise mean and l2norm.',
   'id:3_1: the call with this execution id, and the calls inside it.',
+  'rank:1: recorded on rank 1. rank:0 rank:1: on one of them.',
   'A pair is listed if either side passes.',
   'A tensor with NaN values has no maximum, minimum, mean or norm.',
 ].join('\n');
