@@ -467,7 +467,7 @@ def test_missing_external_data_is_reported(tmp_path, folder):
 
 def test_compiling_is_for_modules():
     with pytest.raises(
-        ld.errors.OptionError, match=r"expected a torch\.nn\.Module, got InferenceSession"
+        ld.errors.OptionError, match=r"a torch\.nn\.Module or a vllm\.LLM, got InferenceSession"
     ):
         ld.dump(session(exported("llama")), graph="fx")
 
