@@ -45,15 +45,11 @@ def examples(page: str, language: str) -> list[str]:
 def vllm() -> dict[str, Any]:
     import vllm
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
-    config = LlamaConfig(
-        vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
-        tie_word_embeddings=False,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
-    model.save_pretrained("model")
+    from vllm_program import checkpoint
+
+    model = checkpoint(Path("model"))
     words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(512)}, unk_token="t0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="t0").save_pretrained("model")

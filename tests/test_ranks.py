@@ -450,14 +450,20 @@ def test_the_command_prints_faults_and_says_so_by_its_status(
 # -- bad input ------------------------------------------------------------------------------------
 
 
+def without_rank(rank: int, run: ld.Run) -> ld.Run:
+    """Return a run whose folder of one rank is lost."""
+    assert run.path is not None
+    (folder,) = run.path.glob(f"rank{rank}_*")
+    shutil.rmtree(folder)
+    return ld.open_run(run.path)
+
+
 def test_a_missing_rank_is_named(server: Server, tmp_path: Path) -> None:
     golden = server.record(tmp_path, "whole", name="golden")
     mine = server.record(tmp_path, "two_dimensions", ranks=4)
-    assert mine.path is not None
-    for folder in mine.path.glob("rank2_*"):
-        shutil.rmtree(folder)
+    mine = without_rank(2, mine)
     with pytest.raises(CompareError, match=r"3 of 4 ranks: 2 is missing; record all ranks"):
-        compared(golden, ld.open_run(mine.path))
+        compared(golden, mine)
 
 
 def test_ranks_of_two_programs_in_one_folder_are_refused(server: Server, tmp_path: Path) -> None:
@@ -480,10 +486,8 @@ def test_ranks_of_two_programs_in_one_folder_are_refused(server: Server, tmp_pat
 def test_one_rank_of_several_is_said(server: Server, tmp_path: Path) -> None:
     golden = server.record(tmp_path, "whole", name="golden")
     mine = server.record(tmp_path, "tensor_parallel", ranks=2)
-    assert mine.path is not None
-    for folder in mine.path.glob("rank1_*"):
-        shutil.rmtree(folder)
-    notes = compared(golden, ld.open_run(mine.path)).notes()
+    mine = without_rank(1, mine)
+    notes = compared(golden, mine).notes()
     assert any("rank 0 of 2 alone was recorded" in note for note in notes)
 
 

@@ -309,7 +309,8 @@ def test_force_eager_switches_compiled_parts_off_and_on_again(tmp_path: Path) ->
 def test_of_a_compiled_engine_the_modules_outside_of_that_code_are_recorded(tmp_path: Path) -> None:
     llm = LLM(Runner())
     part = llm.runner.model.mlp
-    part.do_not_compile, part._compiled_callable = False, torch.compile(part.forward)  # type: ignore[assignment]
+    part.do_not_compile = False
+    part._compiled_callable = torch.compile(part.forward)  # type: ignore[assignment]
     with ld.dump(llm, name="engine", path=tmp_path, tokens="all") as run:
         llm.generate(served())
     assert {"", "logits_processor"} <= {record.site.path for record in run.records()}

@@ -9,26 +9,37 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 PROMPTS = [[token * (k + 3) % 500 for token in range(10, 10 + n)] for k, n in enumerate((5, 23, 9))]
 
 
-def main(folder: Path) -> dict[str, object]:
-    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    import torch
+def checkpoint(folder: Path) -> LlamaForCausalLM:
+    """Return a tiny model that lies in a folder as a checkpoint."""
     from transformers import LlamaConfig, LlamaForCausalLM
-    from vllm import LLM, SamplingParams
 
-    import llmdebug_nb as ld
-
-    torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
         tie_word_embeddings=False,
     )  # fmt: skip
     model = LlamaForCausalLM(config).eval()
-    model.save_pretrained(folder / "model")
+    model.save_pretrained(folder)
+    return model
+
+
+def main(folder: Path) -> dict[str, object]:
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    import torch
+    from vllm import LLM, SamplingParams
+
+    import llmdebug_nb as ld
+
+    torch.manual_seed(0)
+    model = checkpoint(folder / "model")
     llm = LLM(
         str(folder / "model"), skip_tokenizer_init=True, enforce_eager=True, dtype="float32",
         max_model_len=64, max_num_batched_tokens=16, max_num_seqs=3,

@@ -54,26 +54,23 @@ def problem(text: str) -> str:
 
 def _id(part: str) -> str | None:
     """Return the execution id in ``part``, or None."""
-    if not part.startswith("id:"):
-        return None
-    match = _ID.fullmatch(part)
-    if match is None:
-        raise FilterError(
-            f"can't read the filter {part!r}: id: needs an execution id, as in id:3_1 or id:3_1.4"
-        )
-    return match[1]
+    return _after("id:", part, _ID, "an execution id, as in id:3_1 or id:3_1.4")
 
 
 def _rank(part: str) -> int | None:
     """Return the rank in ``part``, or None."""
-    if not part.startswith("rank:"):
+    found = _after("rank:", part, _RANK, "the number of a rank, as in rank:1")
+    return None if found is None else int(found)
+
+
+def _after(prefix: str, part: str, form: re.Pattern[str], needed: str) -> str | None:
+    """Return what stands behind a prefix; None if ``part`` does not begin with it."""
+    if not part.startswith(prefix):
         return None
-    match = _RANK.fullmatch(part)
+    match = form.fullmatch(part)
     if match is None:
-        raise FilterError(
-            f"can't read the filter {part!r}: rank: needs the number of a rank, as in rank:1"
-        )
-    return int(match[1])
+        raise FilterError(f"can't read the filter {part!r}: {prefix} needs {needed}")
+    return match[1]
 
 
 def _bound(part: str) -> Bound | None:

@@ -47,8 +47,8 @@ def _is(tensor: torch.Tensor, module: str, name: str) -> bool:
     return cls is not None and isinstance(tensor, cls)
 
 
-def _placement_of(tensor: Any) -> Placement | None:
-    spec = tensor._spec
+def _placement_of(tensor: torch.Tensor) -> Placement | None:
+    spec = tensor._spec  # type: ignore[attr-defined]
     parts = [_part(each) for each in spec.placements]
     if any(part is None for part in parts):
         return None
@@ -63,18 +63,18 @@ def _placement_of(tensor: Any) -> Placement | None:
     )
 
 
-def _part(placement: Any) -> Shard | str | None:
+def _part(placement: object) -> Shard | str | None:
     """Return what a dimension's ranks hold; None for what only its own kind can put together."""
-    name = type(placement).__name__
+    name, axis = type(placement).__name__, getattr(placement, "dim", None)
     if name == "Replicate":
         return REPLICATE
-    if name == "Shard":
-        return Shard(placement.dim)
-    if name == "_StridedShard":
-        return Shard(placement.dim, placement.split_factor)
-    if name == "Partial" and placement.reduce_op in REDUCTIONS:
-        return str(placement.reduce_op)
-    return None
+    if name == "Shard" and axis is not None:
+        return Shard(axis)
+    if name == "_StridedShard" and axis is not None:
+        turns = getattr(placement, "split_factor", None)
+        return None if turns is None else Shard(axis, turns)
+    reduction = getattr(placement, "reduce_op", None)
+    return str(reduction) if name == "Partial" and reduction in REDUCTIONS else None
 
 
 # -- groups ---------------------------------------------------------------------------------------
@@ -244,23 +244,23 @@ def _signature(function: Function) -> inspect.Signature:
     return inspect.signature(function)
 
 
-def _op_text(op: Any) -> str:
+def _op_text(op: object) -> str:
     """Return the name of a reduction, as placements have it: ``sum``, ``avg``."""
     found = getattr(op, "op", op)
     text = found if isinstance(found, str) else getattr(found, "name", str(found))
     return text.rpartition(".")[2].lower()
 
 
-def _ranks_of(group: Any) -> list[int]:
+def _ranks_of(group: object) -> list[int]:
     """Return the ranks of what a collective takes as its group; none if that is not known."""
     dist = torch.distributed
     try:
         if group is not None and not isinstance(group, dist.ProcessGroup):
             from torch.distributed import _functional_collectives as functional
 
-            name = functional._resolve_group_name(group)
             home: Any = dist.distributed_c10d
+            name = functional._resolve_group_name(group)  # type: ignore[arg-type]
             group = home._resolve_process_group(name)
-        return dist.get_process_group_ranks(group)
+        return dist.get_process_group_ranks(group)  # type: ignore[arg-type]
     except (RuntimeError, ValueError, TypeError, AttributeError, KeyError):
         return []
