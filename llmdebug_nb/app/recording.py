@@ -263,6 +263,13 @@ class Recording:
         """End the step and return the number of the next. From now on, only this ends steps."""
         return int(self._running().step())
 
+    def alarm(self, reason: str) -> None:
+        """Keep the steps that the option ``last`` has on hand for good, when this one ends.
+
+        Raises CaptureError: the recording has no such option.
+        """
+        self._running().alarm(str(reason))
+
     def pause(self, backward: bool = False) -> None:
         """Pause until `resume`. With ``backward``, gradients of recorded tensors still arrive."""
         self._running().pause(backward)

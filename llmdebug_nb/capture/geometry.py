@@ -53,3 +53,8 @@ def too_many_sizes(tensor: torch.Tensor) -> str | None:
     """Return why a tensor has more dimensions than a dump can hold, or None."""
     most = constants.MOST_DIMENSIONS
     return f"{tensor.dim():,} dimensions; at most {most:,}" if tensor.dim() > most else None
+
+
+def on_host(tensor: torch.Tensor) -> bool:
+    """Return whether the values can be read without waiting for a device."""
+    return tensor.is_cpu

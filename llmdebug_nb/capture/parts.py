@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmdebug_nb.capture import setup
+from llmdebug_nb.capture.alarms import Alarms
 from llmdebug_nb.capture.calls import ThreadState
 from llmdebug_nb.capture.guard import Guard
 from llmdebug_nb.capture.observer import Observer
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.recording_filter import RecordingFilter
+from llmdebug_nb.capture.ring import Ring
 from llmdebug_nb.capture.roots import Roots
 from llmdebug_nb.capture.sink import Sink
 from llmdebug_nb.capture.steps import StepTracker
@@ -37,6 +39,7 @@ class Parts:
     filter: RecordingFilter
     observer: Observer
     roots: Roots
+    ring: Ring | None
 
     @classmethod
     def build(
@@ -72,9 +75,13 @@ class Parts:
         )  # fmt: skip
         sinks = [sink] if reference is None else [sink, reference]
         roots = Roots(options, selected, sinks, counts_all=profile is not None)
+        ring = None
+        if options.last is not None:
+            recorders = [recorder] if second is None else [recorder, second]
+            ring = Ring(options.last, Alarms(options.alarm, guard.run), recorders)
         return cls(
             options, recorder, second, notes, profile, guard, thread, steps, selected, observer,
-            roots,
+            roots, ring,
         )  # fmt: skip
 
     @property
@@ -88,7 +95,8 @@ class Parts:
             problems[self.filter.problem] = 1
         failures = [each.failure for each in self.recorders if each.failure]
         why = ended_by or next((str(error) for error in (*failures, *problems)), None)
-        last = (self.observer.names.ids, self.filter.requests, self.recorder.sources)
+        ring = () if self.ring is None else (self.ring,)
+        last = (self.observer.names.ids, self.filter.requests, self.recorder.sources, *ring)
         return {
             "complete": why is None,
             "ended_by": why,
@@ -96,7 +104,7 @@ class Parts:
             "problems": dict(problems),
             "notes": [*self.notes, *(note for each in last for note in each.notes())],
             "recorded": recorder.records,
-            "distinct": recorder.distinct,
+            **({} if ring else {"distinct": recorder.distinct}),
             "unpaired": self.observer.unpaired,
         }
 
@@ -109,8 +117,10 @@ class Parts:
             self.notes.append(f"the settings of the models could not be read ({kind})")
             return {}
 
-    def commit(self) -> None:
-        """Make what a root call recorded part of the dump."""
+    def commit(self, last: bool = False) -> None:
+        """Make what a root call recorded part of the dump. ``last``: no root call ends by it."""
         calls = self.steps.take()
         for recorder in self.recorders:
             recorder.end_call(calls)
+        if self.ring is not None:
+            self.ring.end() if last else self.ring.turn(calls)

@@ -71,6 +71,10 @@ class Policy:
             raise NotKept(self._full)
         self.written += nbytes
 
+    def free(self, nbytes: int) -> None:
+        """Count payloads that were dropped."""
+        self.written -= nbytes
+
     def _why_full(self, nbytes: int) -> str | None:
         if self._budget is not None and self.written + nbytes > self._budget:
             return f"over the budget of {_size(self._budget)} (max_bytes)"

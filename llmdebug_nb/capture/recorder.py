@@ -17,17 +17,18 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from types import CodeType
 from typing import TypeVar
 
 import torch
 
-from llmdebug_nb.capture import rows
+from llmdebug_nb.capture import geometry, rows
 from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.capture.compat import pytorch
-from llmdebug_nb.capture.geometry import Key, ShapeTexts, identity, shape_text, too_many_sizes
+from llmdebug_nb.capture.geometry import Key, ShapeTexts, on_host
 from llmdebug_nb.capture.kept_sources import KeptSources
+from llmdebug_nb.capture.known_weights import KnownWeights
 from llmdebug_nb.capture.operators.view_chains import ViewChains
 from llmdebug_nb.capture.payload import NotKept, Policy
 from llmdebug_nb.capture.placements import Placements
@@ -56,6 +57,7 @@ class Recorder:
     ``lost``: by reason, the count of wanted payloads that are missing. ``failure``: the error of a
     sink that can't go on (disk full); recording then continues without it and counts.
     ``recognizes_places``: a tensor on an accelerator is recognised by its place and version.
+    ``watch``: is shown all rows with their statistics, before they are committed.
     """
 
     def __init__(self, sink: Sink, options: DumpOptions) -> None:
@@ -64,6 +66,7 @@ class Recorder:
         self.lost: Counter[str] = Counter()
         self.failure: StoreError | None = None
         self.recognizes_places = True
+        self.watch: Callable[[list[Row]], None] = lambda made: None
         self._policy = Policy(options, sink.shortage)
         other = options.fingerprint != ALGORITHM
         self._shown_fingerprint = ALGORITHMS[options.fingerprint] if other else None
@@ -76,10 +79,7 @@ class Recorder:
         self._scalars: list[ScalarRow] = []
         self._by_content: dict[Key, Row] = {}  # XXH3, dtype, shape -> the row that describes it
         self._by_place: dict[Key, Row] = {}  # the same by identity, within one root call
-        # storage numbers of weights, with handles that reserve them
-        self._weights: dict[int | None, object] = {}
-        # by identity: a sample of a weight, and its row
-        self._known_weights: dict[Key, tuple[bytes, Row]] = {}
+        self._weights = KnownWeights()
         # storage number -> the record of the last output in it
         self._producers: dict[int | None, int] = {}
         self._settled: dict[int, Settled] = {}  # by id, of one root call
@@ -204,9 +204,8 @@ class Recorder:
         with self._lock:
             for weight in weights:
                 weight, _ = self._placements.local(weight)
-                storage = pytorch.storage_of(weight) if on_host(weight) else None
-                if storage is not None:
-                    self._weights.setdefault(storage.cdata, storage)
+                if on_host(weight):
+                    self._weights.add(weight)
 
     @property
     def written(self) -> int:
@@ -229,13 +228,12 @@ class Recorder:
 
     def _write_settled(self, settled: Settled, site: Site) -> None:
         """Make the row of a tensor that was promised to stay as it is."""
-        known = settled.row
-        if known is None:
+        if settled.row is None:
             settled.row = self._write_row(settled.tensor, settled.place, site, NO_NUMBERS)
             return
-        row = row_of(site, NO_NUMBERS, *known[rows.DTYPE :])
+        row = row_of(site, NO_NUMBERS, *settled.row[rows.DTYPE :])
         self._rows.append(row)
-        self._attempt(row, self._repeat, known)
+        self._attempt(row, self._repeat, settled.row)
         self._end_row(row, settled.place)
 
     def _end_row(self, row: Row, place: int | None) -> None:
@@ -278,9 +276,7 @@ class Recorder:
             work(row, argument)
         except StoreError as error:
             self.failure = error
-            if (
-                row[rows.OFFSET] is None
-            ):  # the payload of a duplicate is there, even without a frame
+            if row[rows.OFFSET] is None:  # else it is a duplicate, whose payload is there
                 self._lose(row, str(error).partition(";")[0])
         except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError) as error:
             first_line = str(error).partition("\n")[0]
@@ -290,26 +286,20 @@ class Recorder:
 
     def _describe_weight(self, row: Row, tensor: torch.Tensor) -> None:
         """Describe a weight or a view of one: as before if its version and a sample agree."""
-        key = identity(tensor)
-        sample = look.sample(tensor) if key is not None else None
-        if key is None or sample is None:
+        known = self._weights.row_of(tensor, row)
+        if known is None or known is row:
             self._describe(row, tensor)
-            return
-        old_sample, known = self._known_weights.get(key, (None, row))
-        if old_sample == sample:
+        else:
             row[rows.KIND], row[rows.DEVICE] = known[rows.KIND], known[rows.DEVICE]
             self._repeat(row, known)
-        else:
-            self._describe(row, tensor)
-            self._known_weights[key] = sample, row
 
     def _describe(self, row: Row, tensor: torch.Tensor) -> None:
         """Fill in dtype, shape, statistics, fingerprint and payload, once for equal tensors."""
         row[rows.DTYPE], row[rows.SHAPE] = dtype_name(tensor), "[]"
-        row[rows.SHAPE] = shape_text(tensor)
+        row[rows.SHAPE] = geometry.shape_text(tensor)
         row[rows.DEVICE] = "cpu" if tensor.is_cpu else str(tensor.device)
         where = memory(tensor) if on_host(tensor) and not tensor.is_nested else None
-        why = too_many_sizes(tensor) or (unreadable(tensor) if where is None else None)
+        why = geometry.too_many_sizes(tensor) or (unreadable(tensor) if where is None else None)
         if why is not None:
             self._lose(row, why)
             return
@@ -318,7 +308,10 @@ class Recorder:
             where = memory(tensor)
         data = view(tensor, where) if where else to_bytes(tensor) if on_host(tensor) else None
         if data is None:
-            known, key = self._by_place, identity(tensor) if self.recognizes_places else None
+            known, key = (
+                self._by_place,
+                geometry.identity(tensor) if self.recognizes_places else None,
+            )
         else:
             row[rows.FINGERPRINT] = fingerprint(data)
             known, key = self._by_content, (row[rows.FINGERPRINT], row[rows.DTYPE], row[rows.SHAPE])
@@ -377,7 +370,7 @@ class Recorder:
                 row[rows.FINGERPRINT] = (self._shown_fingerprint or fingerprint)(whole)
             if self._policy.part_name is None:
                 return whole
-            row[rows.KEPT], row[rows.KEPT_SHAPE] = self._policy.part_name, shape_text(part)
+            row[rows.KEPT], row[rows.KEPT_SHAPE] = self._policy.part_name, geometry.shape_text(part)
             return to_bytes(part)
 
         try:
@@ -417,6 +410,17 @@ class Recorder:
             self._chains.clear()
             self._by_place.clear()
 
+    def forget(self, calls: Collection[int], into: int) -> None:
+        """Drop root calls; later steps share no values with earlier ones. ``into``: see `Sink`."""
+        with self._lock:
+            self._by_content.clear()
+            if self._policy.wanted:
+                self._weights.forget_rows()
+            try:
+                self._policy.free(self.sink.drop(calls, into))
+            except StoreError as error:
+                self.failure = error
+
     def flush(self, calls: Iterable[RootCall] = ()) -> None:
         """Read the statistics of accelerator tensors back, once per device, and commit the rows."""
         with self._lock:
@@ -432,6 +436,7 @@ class Recorder:
             call_ids, self._call_ids = self._call_ids, []
             self._vectors.clear()
             self._copies.clear()
+            self.watch(made)
             try:
                 self.sink.commit(
                     made, calls, scalars,
@@ -443,8 +448,3 @@ class Recorder:
             except StoreError as error:
                 self.failure = error
                 self.lost[f"not in the index: {str(error).partition(';')[0]}"] += len(made)
-
-
-def on_host(tensor: torch.Tensor) -> bool:
-    """Return whether the values can be read without waiting for a device."""
-    return tensor.is_cpu

@@ -82,6 +82,8 @@ class RecordingFilter:
         """Return whether the step of a root call is selected in this process."""
         if not self.enabled or self.rank is None or call.kind == DUMMY:
             return False
+        if call.step % self._options.every:
+            return False
         if self.requests.is_on:
             return self.requests.selects(call, self._steps)
         if self._rounds is None:

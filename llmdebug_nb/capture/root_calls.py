@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -29,7 +29,8 @@ class RootCalls:
         """Begin. ``follow(model)``: the root that a `generate` of a model concerns, or None."""
         self._parts.steps.start(follow)
         self.observer.start()
-        if self.observer.backward:
+        ring = self._parts.ring
+        if self.observer.backward or (ring is not None and ring.alarms.watches_losses):
             autograd.listeners.add(self)
 
     def stop(self) -> None:
@@ -106,10 +107,12 @@ class RootCalls:
     # -- backward passes --------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def backward(self) -> Iterator[None]:
-        """A backward pass of this thread."""
+    def backward(self, outputs: Sequence[object]) -> Iterator[None]:
+        """A backward pass of this thread, of these tensors."""
         pushed: list[Mode] = []  # made here: an interrupt may come as the guarded work ends
         try:
+            if self._parts.ring is not None and not pytorch.in_backward():
+                self.guarded(self._parts.ring.alarms.add_losses, outputs)
             self.guarded(self._begin_backward, pushed)
             yield
         finally:

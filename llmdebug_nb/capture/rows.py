@@ -11,7 +11,7 @@ from llmdebug_nb.capture.signatures import argument_of
 from llmdebug_nb.capture.sink import RecordedCall
 from llmdebug_nb.core.columns import AT, COLUMNS, RECORDS, Row
 
-MIN = AT["min"]
+MIN, MAX, NAN = AT["min"], AT["max"], AT["nan"]
 KIND = RECORDS.span("dtype", "shape")
 STATISTICS = RECORDS.span("min", "zero")
 CONTENT = RECORDS.span("min", "fingerprint")

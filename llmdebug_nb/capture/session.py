@@ -121,7 +121,7 @@ class Session:
         """
         self.abandon()
         parts = self._parts
-        parts.commit()
+        parts.commit(last=True)
         failures = [recorder.failure for recorder in parts.recorders if recorder.failure]
         settings = parts.settings()
         with ExitStack() as all_of:
@@ -159,6 +159,12 @@ class Session:
     def step(self) -> int:
         """End the step, and return the number of the next. From then on, only `step` ends steps."""
         return self._parts.steps.advance()
+
+    def alarm(self, reason: str) -> None:
+        """Keep the steps of the option ``last`` for good. Raises CaptureError without that."""
+        if self._parts.ring is None:
+            raise CaptureError("an alarm keeps the last steps: record with last=8, for example")
+        self._parts.ring.alarms.raise_by_hand(reason)
 
     def count_steps_by_hand(self) -> None:
         """Count steps by hand from now on, beginning with 0."""

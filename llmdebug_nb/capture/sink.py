@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -19,7 +19,11 @@ ScalarRow: TypeAlias = tuple[int, str, int, str, str, str, str | None, str]
 
 
 class Sink(Protocol):
-    """Receives rows and payloads. `store.writer.Writer` is one."""
+    """Receives rows and payloads. `store.writer.Writer` is one.
+
+    ``drop(calls, into)`` forgets the rows of root calls, but for what is recorded once, such as
+    weights: that belongs to the root call ``into`` from then on. It returns the bytes set free.
+    """
 
     def shortage(self, nbytes: int) -> str | None: ...
     def payload(self, row: Row, data: Bytes) -> None: ...
@@ -36,6 +40,7 @@ class Sink(Protocol):
         called: Iterable[tuple[int, str, int, str]] = (),
         functions: Iterable[FunctionRow] = (),
     ) -> None: ...
+    def drop(self, calls: Collection[int], into: int) -> int: ...
     def nodes(self, nodes: Iterable[Node], start: int) -> None: ...
     def note(self, meta: dict[str, object]) -> None: ...
     def table(self, name: str, rows: Iterable[Sequence[object]]) -> None: ...

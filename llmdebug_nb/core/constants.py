@@ -227,6 +227,15 @@ SATURATED = 60.0
 # One over the share of a tensor, its largest, off which a soft-cap is read: it bends these most.
 SOFT_CAP_SHARE = 16
 
+# Standard deviations by which a loss is a spike: of 10^9 losses around a normal median, one is so
+# far above it, and no job has that many steps.
+SPIKE = 6.0
+# Losses before it that give the median, whose own error is then a ninth of their spread,
+# 1.25 / sqrt(128).
+SPIKE_WINDOW = 128
+# Fewest of them to judge by: their spread is then known to a third, 1.17 / sqrt(16).
+SPIKE_FEWEST = 16
+
 # === work limits: layouts =======================================================================
 
 # Layouts that are tried for a pair of tensors; each takes 50 to 100 microseconds.

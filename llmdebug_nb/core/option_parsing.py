@@ -14,6 +14,7 @@ from numbers import Integral
 from pathlib import Path
 
 from llmdebug_nb.core.errors import OptionError
+from llmdebug_nb.core.moments import Condition
 
 MODES = ("module", "api", "aten")
 PROFILES = ("op", "kernel", "host", "tiling")
@@ -336,6 +337,39 @@ def count(of: str) -> Callable[[object, str], object]:
         return value
 
     return check
+
+
+def positive(of: str) -> Callable[[object, str], object]:
+    """Return a reader that accepts None or a number from 1 on."""
+
+    def check(value: object, option: str) -> object:
+        if value is not None and (type(value) is not int or value < 1):
+            raise OptionError(f"{option} {value!r}: expected how many {of}, 1 or more")
+        return value
+
+    return check
+
+
+def alarms(value: object, option: str) -> tuple[str | Condition, ...]:
+    """Read what raises an alarm: names with commas, functions of a `Moment`, or several."""
+    items = [value] if callable(value) else value
+    if isinstance(items, (list, tuple)):
+        return tuple(each for item in items for each in _alarms(item, option))
+    return () if items is None else _alarms(items, option)
+
+
+def _alarms(item: object, option: str) -> tuple[str | Condition, ...]:
+    if callable(item):
+        return (item,)
+    found = names(item, option)
+    for each in found:
+        spread = re.fullmatch(r"spike(?::(\d{1,6}(?:\.\d{1,6})?))?", each)
+        if each != "nan" and not (spread and float(spread[1] or 1) > 0):
+            raise OptionError(
+                f"{option} {each!r}: expected nan, spike, spike:8 (standard deviations), or in"
+                " Python a function of a moment, such as lambda moment: moment.loss > 20"
+            )
+    return found
 
 
 def time(value: object, option: str) -> object:

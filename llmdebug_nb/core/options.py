@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from llmdebug_nb.core import option_parsing as read
 from llmdebug_nb.core.errors import OptionError, nearest
+from llmdebug_nb.core.moments import Condition
 from llmdebug_nb.core.msit_rounds import Rounds
 from llmdebug_nb.core.option_declaration import (
     HOW_MUCH,
@@ -83,7 +84,7 @@ def _stored(value: object) -> object:
     if isinstance(value, (TokenSet, RequestSet, Rounds)):
         return str(value)
     if isinstance(value, tuple):
-        return [item.__name__ if isinstance(item, type) else item for item in value]
+        return [getattr(item, "__name__", item) for item in value]
     return value
 
 
@@ -98,8 +99,23 @@ class DumpOptions:
         flags=("-o", "--output"), metavar="DIR",
     )  # fmt: skip
     tokens: TokenSet = option(
-        TOKENS, "generated tokens: 0-3, 0,2,5-7, 4- or all", WHEN, read=TokenSet.parse
-    )
+        TOKENS, "generated tokens, or steps of a loop: 0-3, 0,2,5-7, 4- or all; with every or last,"
+        " all unless given", WHEN, read=TokenSet.parse,
+    )  # fmt: skip
+    every: int = option(
+        1, "of those, only each N-th step: 100 takes 0, 100, 200 and so on", WHEN,
+        read=read.positive("steps from one to the next"), flag_value=int, metavar="N",
+    )  # fmt: skip
+    last: int | None = option(
+        None, "keep only the last N steps, and those before each alarm", HOW_MUCH,
+        read=read.positive("steps to keep"), flag_value=int, metavar="N",
+    )  # fmt: skip
+    alarm: tuple[str | Condition, ...] = option(
+        None, "with last, what keeps the steps before it for good: nan (NaN or infinity in a tensor"
+        " or a loss), spike (a loss far above those before), spike:8 (of 8 standard deviations); in"
+        " Python also functions of a `Moment`", HOW_MUCH,
+        read=read.alarms, metavar="A,B",
+    )  # fmt: skip
     rounds: Rounds | None = option(
         None, "in place of tokens, msit's rounds, as pairs of first and last: 1,3,5,7 is 1 to 3"
         " and 5 to 7; or all. Round 0 is the prefill and the first decode, or the warm-up if there"
@@ -246,6 +262,8 @@ class DumpOptions:
                 object.__setattr__(self, each.name, reader(getattr(self, each.name), each.name))
         self._check_steps()
         self._check_graph()
+        if self.alarm and self.last is None:
+            raise OptionError("alarm is for last: say how many steps before it are kept, as last=8")
         if self.slice is not None and self.reduce is not None:
             raise OptionError(
                 "slice and reduce exclude each other: a payload is a part of the tensor or"
@@ -302,6 +320,8 @@ class DumpOptions:
         for name in values:
             if name not in known:
                 raise OptionError(f"option {name!r} is not known{nearest(name, known)}")
+        if goes_on(values) and not values.keys() & {"tokens", "rounds"}:
+            values["tokens"] = EVERY_TOKEN
         return cls(**values)
 
     @classmethod
@@ -344,9 +364,10 @@ class DumpOptions:
             for name in ("path", "control", "fusion_switch", "compiler_config")
             for value in [getattr(self, name)]
         }
-        return {
-            name: stored[name] for name in stored if getattr(self, name) != getattr(usual, name)
-        }
+        given = {name for name in stored if getattr(self, name) != getattr(usual, name)}
+        if goes_on(dict.fromkeys(given)) and "rounds" not in given:
+            given.add("tokens")
+        return {name: value for name, value in stored.items() if name in given}
 
     def as_json(self) -> dict[str, Any]:
         """Return the options that a dump stores: all but ``path`` and ``control``."""
@@ -363,6 +384,9 @@ class DumpKeywords(TypedDict, total=False):
     name: str
     path: str | os.PathLike[str] | None
     tokens: int | str | Iterable[int | str] | TokenSet | None
+    every: int
+    last: int | None
+    alarm: str | Condition | Iterable[str | Condition] | None
     rounds: str | Sequence[int] | Rounds | None
     requests: int | str | Iterable[int | str] | RequestSet | None
     ranks: int | str | Iterable[int | str] | TokenSet | None
@@ -396,6 +420,11 @@ class DumpKeywords(TypedDict, total=False):
     fusion_switch: str | os.PathLike[str] | Mapping[str, object] | None
     compiler_config: Mapping[str, object] | None
     profile: str | Iterable[str] | None
+
+
+def goes_on(given: Mapping[str, object]) -> bool:
+    """Tell whether options ask for a long run, so that all of its steps are meant."""
+    return bool(given.keys() & {"every", "last"})
 
 
 def describe(**defaults: object) -> str:

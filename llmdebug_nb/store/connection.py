@@ -32,6 +32,7 @@ T = TypeVar("T")
 LONGEST_QUERY = 60.0
 # Instructions of SQLite between two looks at the clock: 10^8 are done a second, so 1 ms.
 _INSTRUCTIONS = 100_000
+_TRIES = 5  # to copy an index between two changes, which are seconds apart
 _RESERVE = 64 << 20  # bytes of the temporary folder that are left free
 # By SQLite's name. Bytes of a text: the longest of ours, the source of a graph, has some 100 KB.
 # Columns: a record has 27. Nothing is attached.
@@ -184,9 +185,7 @@ def _copied(index: Path, log: Path) -> Connection:
                 f"{index} was not closed, so a copy of it is read, and that needs {needed:,} bytes:"
                 f" {tempfile.gettempdir()} has {max(free, 0):,}; TMPDIR names another folder"
             )
-        for file in (index, log):
-            with own_file.open_file(file) as stream, open(Path(scratch) / file.name, "wb") as copy:
-                shutil.copyfileobj(stream, copy)
+        _copy_both(index, log, Path(scratch))
         db = sqlite3.connect(
             Path(scratch) / index.name, check_same_thread=False, factory=Connection
         )
@@ -201,6 +200,22 @@ def _copied(index: Path, log: Path) -> Connection:
             db.close()
         shutil.rmtree(scratch, ignore_errors=True)
         raise
+
+
+def _copy_both(index: Path, log: Path, scratch: Path) -> None:
+    """Copy an index and its log, again if the log was merged into the index meanwhile.
+
+    Only a recording with the option ``last`` does so, after many steps.
+    """
+    for _ in range(_TRIES):
+        before = own_file.check(index)
+        for file in (index, log):
+            with own_file.open_file(file) as stream, open(scratch / file.name, "wb") as copy:
+                shutil.copyfileobj(stream, copy)
+        after = own_file.check(index)
+        if (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
+            return
+    raise CorruptDumpError(f"{index} changes too fast to be read: try again")
 
 
 def _room(folder: str) -> int:

@@ -1,7 +1,7 @@
 """The native dump format, byte by byte, as `docs/format.md` specifies it.
 
     RUN/llmdebug.json                 the marker: format, name, options, environment
-    RUN/rank{R}_{pid}/tensors.bin     payload frames, append-only
+    RUN/rank{R}_{pid}/tensors.bin     payload frames, append-only; more in tensors.{offset}.bin
     RUN/rank{R}_{pid}/index.sqlite    one row for each record
 
 A frame is a complete safetensors document: u64 header length, JSON header, data. Frames start on
@@ -103,10 +103,10 @@ def encode_header(row: Row, nbytes: int | None) -> bytes:
     return struct.pack("<Q", len(header)) + header
 
 
-def scan_frames(file: BinaryIO, start: int, end: int) -> Iterator[Row]:
+def scan_frames(file: BinaryIO, start: int, end: int, base: int = 0) -> Iterator[Row]:
     """Yield the rows of the frames from ``start``, with ``offset`` and ``length``.
 
-    It stops at the first incomplete frame.
+    It stops at the first incomplete frame. ``base``: the offset of the file's first frame.
 
     Raises:
         CorruptDumpError: a complete frame is not one of this format.
@@ -121,7 +121,7 @@ def scan_frames(file: BinaryIO, start: int, end: int) -> Iterator[Row]:
         if nbytes is not None:
             if at + 8 + size + nbytes > end:
                 return
-            row[AT["offset"]], row[AT["length"]] = at + 8 + size, nbytes
+            row[AT["offset"]], row[AT["length"]] = base + at + 8 + size, nbytes
         yield row
         at += 8 + size + (nbytes or 0)
         at += -at % ALIGN

@@ -20,6 +20,7 @@ from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.store import catalog, own_file
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store.checked import shape_of
+from llmdebug_nb.store.payload_files import start_of
 from llmdebug_nb.store.rows import texts_of, views_of
 from llmdebug_nb.store.views import VIEWS
 
@@ -248,7 +249,8 @@ def _mentions(run: Run, name: str) -> int:
     if run.path is None:
         return 0
     word = re.compile(rb"(?<![A-Za-z0-9_])" + re.escape(os.fsencode(name)) + rb"(?![A-Za-z0-9_])")
-    files = [file for file in run.path.rglob("*") if file.name != fmt.PAYLOAD and _is_regular(file)]
+    files = [file for file in run.path.rglob("*") if start_of(file.name) is None]
+    files = [file for file in files if _is_regular(file)]
     count = 0
     for file in files or [run.path]:
         with own_file.open_file(file) as stream:
@@ -265,5 +267,6 @@ def _other_files(run: Run) -> list[Path]:
     """Return the files in a run's folder that recording did not write."""
     if run.path is None or not catalog.is_run(run.path):
         return []
-    ours = {fmt.MARKER, fmt.INDEX, fmt.PAYLOAD, f"{fmt.INDEX}-wal", f"{fmt.INDEX}-shm"}
-    return sorted(f for f in run.path.rglob("*") if f.is_file() and f.name not in ours)
+    ours = {fmt.MARKER, fmt.INDEX, f"{fmt.INDEX}-wal", f"{fmt.INDEX}-shm"}
+    others = [f for f in run.path.rglob("*") if f.is_file() and f.name not in ours]
+    return sorted(file for file in others if start_of(file.name) is None)

@@ -23,11 +23,21 @@ from llmdebug_nb.store import own_file
 from llmdebug_nb.store.catalog import process_folders
 from llmdebug_nb.store.checked import DAMAGE, MOMENT, json_of, shape_of
 from llmdebug_nb.store.connection import Connection, connect, log_of
+from llmdebug_nb.store.payload_files import holding, payload_files
 
 if TYPE_CHECKING:
     import torch
 
 _FIGURES = ("min", "max", "mean", "l2norm", "nan", "inf", "zero")
+
+
+class AlarmMeta(TypedDict):
+    """A `moments.Alarm` as JSON."""
+
+    generation: int
+    step: int
+    first: int
+    reason: str
 
 
 class Meta(TypedDict, total=False):
@@ -46,6 +56,7 @@ class Meta(TypedDict, total=False):
     lost: dict[str, int]
     problems: dict[str, int]
     notes: list[str]
+    alarms: list[AlarmMeta]
     determinism: list[str]
 
 
@@ -74,9 +85,9 @@ class Process:
         self.meta = self._read_meta()
         self.rank, self._covered = self.meta.get("rank", 0), self.meta.get("bytes", 0)
         self.begun = self.meta.get("begun", 0.0)
-        payload = folder / fmt.PAYLOAD
-        self.nbytes = own_file.check(payload).st_size if os.path.lexists(payload) else 0
-        self.missing = self._count_missing() if self.nbytes < self._covered else 0
+        self._files = payload_files(folder)
+        self.nbytes = sum(file.end - file.start for file in self._files)
+        self.missing = self._count_missing()
         self.complete = self.meta.get("complete", False) and not self.missing
         if not self.settled:
             self._add_tail()
@@ -107,15 +118,18 @@ class Process:
                 yield table.name, f"rowid AS rowid, *, {columns} FROM main.{table.name}"
 
     def _count_missing(self) -> int:
-        """Count the records whose values the payload file has lost: it was cut short."""
+        """Count the records whose values the last payload file has lost: it was cut short."""
+        end = self._files[-1].end if self._files else 0
+        if end >= self._covered:
+            return 0
         sql = "SELECT count(*) FROM main.records WHERE offset + length > ?"
-        ((missing,),) = self.db.rows(tuple[int], sql, (self.nbytes,))
+        ((missing,),) = self.db.rows(tuple[int], sql, (end,))
         return missing
 
     def _state(self) -> list[tuple[int, int]]:
         """Return size and time of change of each file; they tell whether the recording went on."""
         index = self.folder / fmt.INDEX
-        files = (index, log_of(index), self.folder / fmt.PAYLOAD)
+        files = (index, log_of(index), *(file.path for file in payload_files(self.folder)))
         states = (file.stat() for file in files if file.is_file())
         return [(stat.st_size, stat.st_mtime_ns) for stat in states]
 
@@ -125,11 +139,7 @@ class Process:
 
     def _add_tail(self) -> None:
         """Add the payload frames that were written after the last commit."""
-        file = self.folder / fmt.PAYLOAD
-        if not self.nbytes:
-            return
-        with own_file.open_file(file) as stream:
-            rows = list(fmt.scan_frames(stream, self._covered, self.nbytes))
+        rows = list(self._tail())
         found = self.db.rows(tuple[int], "SELECT idx FROM main.root_calls")
         known = {index for (index,) in found}
         columns = self.db.widths[RECORDS.name]
@@ -141,6 +151,13 @@ class Process:
             if row[AT["length"]] is not None and row[AT["kept"]] is None:
                 self._add_figures(row)
             self.db.write(insert_row, row[:columns])
+
+    def _tail(self) -> Iterator[Row]:
+        for start, end, path in self._files:
+            if end > self._covered:
+                with own_file.open_file(path) as stream:
+                    first = max(self._covered - start, 0)
+                    yield from fmt.scan_frames(stream, first, end - start, start)
 
     def _add_root_call(self, index: int) -> None:
         """Add a root call that was not committed, as a step after the last one."""
@@ -175,11 +192,12 @@ class Process:
         """
         file = self.folder / fmt.PAYLOAD
         try:
+            start, _, file = holding(self._files, offset)
             with own_file.open_file(file) as stream:
-                end = os.fstat(stream.fileno()).st_size
-                if not (offset >= 0 and length >= 0 and offset + length <= end):
+                end = start + os.fstat(stream.fileno()).st_size
+                if not (offset >= start and length >= 0 and offset + length <= end):
                     raise ValueError("cut short: the bytes of this tensor lie beyond its end")
-                stream.seek(offset)
+                stream.seek(offset - start)
                 data = bytearray(length)
                 if stream.readinto(data) != length:
                     raise ValueError("it ends early")

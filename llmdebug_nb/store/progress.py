@@ -18,6 +18,7 @@ from llmdebug_nb.store import own_file
 from llmdebug_nb.store.catalog import process_folders
 from llmdebug_nb.store.checked import json_of
 from llmdebug_nb.store.connection import connect, log_of
+from llmdebug_nb.store.payload_files import places, start_of
 
 State = Literal["complete", "recording", "incomplete"]
 _MAX_COPY = 64 << 20  # bytes: a larger index that is still being written is not copied
@@ -75,22 +76,20 @@ def parts(run: Path) -> list[Part]:
     """Return what each process wrote, in order of their folders' names; never raises."""
     found = []
     for folder in process_folders(run):
-        payload = _stat(folder / fmt.PAYLOAD)
+        sizes = [stat.st_size for _, file in places(folder) if (stat := _stat(file)) is not None]
         seen = _figures(folder)
         rank = folder.name.partition("_")[0].removeprefix("rank")
-        size = payload.st_size if payload else 0
-        found.append(Part(folder.name, rank, size, seen.records, seen.complete, seen.ended_by))
+        found.append(
+            Part(folder.name, rank, sum(sizes), seen.records, seen.complete, seen.ended_by)
+        )
     return found
 
 
 def progress(run: Path) -> Progress:
     """Return the progress of the run in a folder; unreadable files count as incomplete."""
     processes = process_folders(run)
-    files = [
-        folder / name
-        for folder in processes
-        for name in (fmt.INDEX, f"{fmt.INDEX}-wal", fmt.PAYLOAD)
-    ]
+    files = [folder / name for folder in processes for name in (fmt.INDEX, f"{fmt.INDEX}-wal")]
+    files += sorted(file for folder in processes for _, file in places(folder))
     seen = [
         (file.name, stat.st_size, stat.st_mtime)
         for file in files
@@ -98,7 +97,7 @@ def progress(run: Path) -> Progress:
     ]
     written = [folder for folder in processes if (folder / f"{fmt.INDEX}-wal").is_file()]
     recording = any(_writer_lives(folder, seen) for folder in written)
-    nbytes = sum(size for name, size, _ in seen if name == fmt.PAYLOAD)
+    nbytes = sum(size for name, size, _ in seen if start_of(name) is not None)
     before = _known.get(run)
     if before is not None and before[0] == (seen, recording):
         return before[1]
@@ -108,7 +107,7 @@ def progress(run: Path) -> Progress:
     whole = first.complete and not written
     state: State = "recording" if recording else "complete" if whole else "incomplete"
     now = Progress(nbytes, first.records, first.steps, state, first.model)
-    copied = sum(size for name, size, _ in seen if name != fmt.PAYLOAD)
+    copied = sum(size for name, size, _ in seen if start_of(name) is None)
     _known[run] = ((seen, recording), now, time.monotonic() + copied / _COPY_RATE)
     return now
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.core.errors import TensorLookupError, nearest
+from llmdebug_nb.core.moments import Alarm
 from llmdebug_nb.core.part_ids import part_ids
 from llmdebug_nb.core.paths import bounded, is_operator
 from llmdebug_nb.core.places import shown
@@ -107,6 +108,14 @@ class Run(Tabular):
             "masked": sum(process.get("masked") or 0 for process in source.processes),
             "modules": self.index.count("all_nodes"),
         }
+
+    def alarms(self) -> list[Alarm]:
+        """Return what went wrong while the run was recorded with the option ``alarm``, in order.
+
+        Alarms of all ranks, rank by rank.
+        """
+        found = [each for one in self.source.processes for each in one.get("alarms", ())]
+        return [Alarm(**alarm) for alarm in found]
 
     def privacy(self) -> Privacy:
         """Return what the dump holds that tells about a text, a program or a person.

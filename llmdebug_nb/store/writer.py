@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,23 @@ from llmdebug_nb.core.records import Node, RootCall
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store import own_file
 from llmdebug_nb.store.own_file import PRIVATE_FILE, PRIVATE_FOLDER
+from llmdebug_nb.store.payload_files import PayloadWriter
 
 FLOOR = 256 << 20  # bytes that a dump leaves free on the disk for the program and others
 STATS_FLOOR = 16 << 20  # the same for a dump of statistics only
+_PAGES = 1000  # of the log, SQLite's own default
+_BY_STEP = fmt.INDEXES.partition(";")[0].replace("INDEX", "INDEX IF NOT EXISTS")
+# what is recorded once goes on; all else of a root call goes
+_MOVES = [
+    f"UPDATE {table.name} SET root_call = ? WHERE root_call = ? AND role IN ('attribute', 'weight')"
+    for table in (columns.RECORDS, columns.SCALARS)
+]
+_DELETES = [
+    f"DELETE FROM {table.name} WHERE root_call = ?"
+    for table in columns.TABLES
+    if "root_call" in table.names
+] + [f"DELETE FROM {columns.ROOT_CALLS.name} WHERE idx = ?"]
 _INSERTS = {table.name: table.insert for table in columns.TABLES}
-_MAX_WRITE = 1 << 30
 _PAGE = 1 << 12
 _KILLED = "the engine was killed between two steps; a request may have been unfinished"
 
@@ -140,8 +152,8 @@ class Writer:
         undo = contextlib.ExitStack()
         try:
             self.folder = _new_folder(run, self.folder.name)
-            self._file = _create(self.folder / fmt.PAYLOAD, os.O_RDWR | os.O_APPEND)
-            undo.callback(os.close, self._file)
+            self._payload = PayloadWriter(self.folder)
+            undo.callback(self._payload.close)
             self._masked, self._masked_lines = 0, set[str]()
             self._waiting = bytearray()  # frames that `duplicate` has not written yet
             index = self.folder / fmt.INDEX
@@ -201,26 +213,11 @@ class Writer:
             self._waiting.clear()
 
     def _append(self, parts: list[Any]) -> int:
-        """Write the parts in one go and return where they start: a multiple of `format.ALIGN`."""
-        start = None
-        views = [memoryview(part).cast("B") for part in parts if len(part)]
+        """Write the parts in one go and return their offset. Raises DumpWriteError."""
         try:
-            start = os.fstat(self._file).st_size
-            while views:
-                if hasattr(os, "writev") and sum(map(len, views)) <= _MAX_WRITE:
-                    done = os.writev(self._file, views)
-                else:
-                    done = os.write(self._file, views[0][:_MAX_WRITE])
-                while views and done >= len(views[0]):
-                    done -= len(views.pop(0))
-                if views and done:
-                    views[0] = views[0][done:]
+            return self._payload.append(parts)
         except OSError as error:
-            if start is not None:
-                with contextlib.suppress(OSError):  # readers recognise a torn frame
-                    os.ftruncate(self._file, start)
             raise _refusal(error, self.folder) from None
-        return start
 
     def commit(
         self,
@@ -261,7 +258,7 @@ class Writer:
             if meta:
                 self._masked += json.dumps(masked_json(meta)).count(MASK)
             covered = {
-                "bytes": os.fstat(self._file).st_size,
+                "bytes": self._payload.end,
                 "masked": self._masked + len(self._masked_lines),
             }
             self._put_meta({**covered, **(meta or {})})
@@ -341,6 +338,38 @@ class Writer:
         with self._transaction() as db:
             db.executemany(_INSERTS[name], rows)
 
+    def drop(self, calls: Collection[int], into: int) -> int:
+        """Forget root calls and what was recorded in them; return how many bytes that sets free.
+
+        What is recorded once, such as weights, then belongs to the root call ``into``. Further
+        values go to a file of their own, which can go with its step.
+
+        Raises:
+            DumpWriteError: the disk does not let them go.
+        """
+        try:
+            self._payload.begin_file()
+            unused = self._forget([(call,) for call in calls], into) if calls else []
+            return sum(map(self._payload.remove, unused))
+        except OSError as error:
+            raise _refusal(error, self.folder) from None
+
+    def _forget(self, calls: list[tuple[int]], into: int) -> list[int]:
+        """Take root calls out of the index; return where the files begin that nothing refers to."""
+        self._db.execute(f"PRAGMA wal_autocheckpoint={_PAGES}")  # else the log grows for ever
+        with self._transaction() as db:
+            db.execute(_BY_STEP)
+            at = "min(offset), max(offset + length)"
+            read = f"SELECT {at} FROM records WHERE root_call = ?"
+            places = [row for call in calls for row in db.execute(read, call) if row[0] is not None]
+            for statement in _MOVES:
+                db.executemany(statement, ((into, *call) for call in calls))
+            for statement in _DELETES:
+                db.executemany(statement, calls)
+            files = {file for place in places for file in self._payload.between(*place)}
+            used = "SELECT 1 FROM records WHERE offset >= ? AND offset < ? LIMIT 1"
+            return [file[0] for file in files if not db.execute(used, file).fetchone()]
+
     def close(self, meta: dict[str, Any]) -> None:
         """Merge the log into the index, add ``meta`` and close the files, whatever happens."""
         try:
@@ -349,12 +378,12 @@ class Writer:
         except sqlite3.Error as error:
             raise _refusal(error, self.folder) from None
         finally:
-            os.close(self._file)
+            self._payload.close()
             self._db.close()
 
 
 def _merge_log(db: sqlite3.Connection) -> None:
-    db.executescript(fmt.INDEXES)
+    db.executescript(fmt.INDEXES.replace("INDEX", "INDEX IF NOT EXISTS"))
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     db.execute("PRAGMA journal_mode=DELETE")
 

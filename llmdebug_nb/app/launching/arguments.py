@@ -9,7 +9,7 @@ from typing import Any
 from llmdebug_nb.app.launching import products
 from llmdebug_nb.app.option_flags import LEVELS, declare_options, given_options
 from llmdebug_nb.core.errors import OptionError
-from llmdebug_nb.core.options import LAUNCH_ROUNDS
+from llmdebug_nb.core.options import LAUNCH_ROUNDS, goes_on
 
 TYPES = ("model", "layer", "op", "kernel", "tensor", "stats", "cpu_profiling", "onnx")
 EXAMPLES = """\
@@ -67,7 +67,8 @@ def options(arguments: Mapping[str, Any], rounds: str | None = LAUNCH_ROUNDS) ->
     _check(arguments, chosen, types)
     if "stats" in types or "tensor" not in types:
         chosen["stats_only"] = True
-    if rounds is not None and not chosen.keys() & {"rounds", "tokens", "requests"}:
+    given = chosen.keys() & {"rounds", "tokens", "requests"}
+    if rounds is not None and not given and not goes_on(chosen):
         chosen["rounds"] = rounds
     files = types | {"tiling"} if arguments.get("tiling") else types
     return {**chosen, "files": [kind for kind in products.KNOWN if kind in files]}

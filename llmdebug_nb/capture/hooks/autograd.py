@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol
 
@@ -12,9 +12,12 @@ from llmdebug_nb.capture.listeners import Listeners
 
 
 class BackwardListener(Protocol):
-    """Follows backward passes: ``backward()`` returns a context that lasts as long as the pass."""
+    """Follows backward passes.
 
-    def backward(self) -> AbstractContextManager[None]: ...
+    ``backward(outputs)`` returns a context that lasts as long as the pass of these tensors.
+    """
+
+    def backward(self, outputs: Sequence[object]) -> AbstractContextManager[None]: ...
 
 
 def _wrap(run: Callable[..., object]) -> Callable[..., object]:
@@ -23,8 +26,9 @@ def _wrap(run: Callable[..., object]) -> Callable[..., object]:
         if pytorch.tracing():
             return run(*args, **kwargs)
         with ExitStack() as stack:
+            outputs = args[0] if args and isinstance(args[0], (tuple, list)) else ()
             for listener in listeners:
-                stack.enter_context(listener.backward())
+                stack.enter_context(listener.backward(outputs))
             return run(*args, **kwargs)
 
     return watched

@@ -1,0 +1,44 @@
+"""Large weights, which operators receive in every step, and the rows that describe them."""
+
+from __future__ import annotations
+
+import torch
+
+from llmdebug_nb.capture.compat import pytorch
+from llmdebug_nb.capture.geometry import Key, identity
+from llmdebug_nb.core.columns import Row
+from llmdebug_nb.core.kernels import look
+
+
+class KnownWeights:
+    """The weights of a recording by storage number, and their rows by identity. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int | None, object] = {}  # with handles that reserve the numbers
+        self._rows: dict[Key, tuple[bytes, Row]] = {}  # with a sample of the weight
+
+    def add(self, weight: torch.Tensor) -> None:
+        storage = pytorch.storage_of(weight)
+        if storage is not None:
+            self._storages.setdefault(storage.cdata, storage)
+
+    def __contains__(self, place: int | None) -> bool:
+        return place in self._storages
+
+    def row_of(self, tensor: torch.Tensor, row: Row) -> Row | None:
+        """Return the row of a weight, or of a view of one, if its version and a sample agree.
+
+        Otherwise ``row`` describes it from now on, and is returned. None: it can't be recognised.
+        """
+        key = identity(tensor)
+        sample = look.sample(tensor) if key is not None else None
+        if key is None or sample is None:
+            return None
+        known = self._rows.get(key)
+        if known is None or known[0] != sample:
+            self._rows[key] = known = sample, row
+        return known[1]
+
+    def forget_rows(self) -> None:
+        """Let each weight be described again."""
+        self._rows.clear()

@@ -1,0 +1,91 @@
+"""The option ``last``: only the last steps of a recording are kept, and those before an alarm.
+
+The ring is on the disk, so a program that is killed leaves its last steps, too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from llmdebug_nb.capture.alarms import Alarms
+from llmdebug_nb.capture.recorder import Recorder
+from llmdebug_nb.core.moments import Alarm
+from llmdebug_nb.core.printable import printable
+from llmdebug_nb.core.records import RootCall
+
+
+class Ring:
+    """The steps that may still be dropped, and what keeps them.
+
+    ``size``: how many are kept. ``steps``: how many there were.
+    """
+
+    def __init__(self, size: int, alarms: Alarms, recorders: Sequence[Recorder]) -> None:
+        self.alarms = alarms
+        self.size, self.steps = size, 0
+        self._recorders = recorders
+        self._waiting: deque[list[RootCall]] = deque()
+        self._raised: list[Alarm] = []
+        self._kept = self._seen = 0
+        self._latest: tuple[int, int] | None = None  # generation and step of the last recorded call
+        for recorder in recorders:
+            recorder.watch = alarms.look
+
+    def turn(self, calls: Sequence[RootCall]) -> None:
+        """Take note that root calls were committed: the last one was recorded.
+
+        Calls between two recorded ones belong to the later one.
+        """
+        calls = [call for call in calls if call.index >= self._seen]  # others were renumbered
+        if calls:
+            self._seen = calls[-1].index + 1
+            self._add(calls)
+        self._judge()
+        dropped: list[RootCall] = []
+        while len(self._waiting) > self.size:
+            dropped += self._waiting.popleft()
+        for recorder in self._recorders:
+            oldest = self._waiting[0][-1].index if self._waiting else 0
+            recorder.forget([call.index for call in dropped], oldest)
+
+    def _add(self, calls: list[RootCall]) -> None:
+        step = calls[-1].generation, calls[-1].step
+        if step != self._latest:
+            self._latest = step
+            self._waiting.append(calls)
+            self.steps += 1
+        elif self._waiting:  # else an alarm has kept the step
+            self._waiting[-1] += calls
+
+    def _judge(self) -> None:
+        """Keep all that is there for good if something went wrong."""
+        if not self._waiting:
+            return
+        first, now = self._waiting[0][-1], self._waiting[-1][-1]
+        reasons = self.alarms.raised(now.generation, now.step)
+        if not reasons:
+            return
+        alarm = Alarm(now.generation, now.step, first.step, "; ".join(reasons))
+        self._raised.append(alarm)
+        self._kept += len(self._waiting)
+        self._waiting.clear()
+        for recorder in self._recorders:
+            recorder.sink.note({"alarms": [asdict(each) for each in self._raised]})
+        text = f"step {now.step}: {alarm.reason}; the steps from {first.step} on are kept"
+        print(f"llmdebug: {printable(text)}", file=sys.stderr)
+
+    def end(self) -> None:
+        """Take note of the last commit: no step ends by it."""
+        self._judge()
+
+    def notes(self) -> list[str]:
+        """Say what was kept."""
+        kept = self._kept + len(self._waiting)
+        if kept == self.steps:
+            return []
+        count = len(self._raised)
+        alarms = f" and those before {count:,} alarm{'s' * (count > 1)}" if count else ""
+        return [f"of {self.steps:,} steps, the last {self.size:,}{alarms} are kept"]
