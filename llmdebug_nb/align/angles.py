@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -12,12 +13,12 @@ from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.records import Summary
 
 
-def _of(function: Move) -> Move:
-    """Return the move that computes a function; the places of elements, integers, stay."""
-    return lambda x: function(x) if x.is_floating_point() else x
+def _computed(function: Move, x: torch.Tensor) -> torch.Tensor:
+    """Return a function of the values; the places of elements, integers, stay."""
+    return function(x) if x.is_floating_point() else x
 
 
-_FUNCTIONS = {"cosines": _of(torch.cos), "sines": _of(torch.sin)}
+_FUNCTIONS = {"cosines": partial(_computed, torch.cos), "sines": partial(_computed, torch.sin)}
 
 
 def fits(golden: Summary, mine: Summary) -> Iterator[Fit]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -187,8 +188,8 @@ class BatchMap:
         own, other = [(r.row, r.start) for r in spans], [(r.my_row, r.my_start) for r in spans]
         return Fit(
             self._says(batched, any(axes)),
-            (_picked(batched, axes[0], own, lengths, golden),),
-            (_picked(batched, axes[1], other, lengths, mine),),
+            (partial(_picked, batched, axes[0], own, lengths, golden),),
+            (partial(_picked, batched, axes[1], other, lengths, mine),),
             shared=True,
         )
 
@@ -221,27 +222,24 @@ def _picked(
     picks: list[tuple[int, int]],
     lengths: list[int],
     unflat: tuple[int, int] | None,
-) -> Move:
-    """Return a move that cuts out each pick: its row, and its tokens from the first one on.
+    x: torch.Tensor,
+) -> torch.Tensor:
+    """Return each pick: its row, and its tokens from the first one on.
 
     ``axes``: the token axes.
     """
-
-    def move(x: torch.Tensor) -> torch.Tensor:
-        x = x if unflat is None else x.reshape(*unflat, *x.shape[1:])
-        pieces = []
-        for (row, start), length in zip(picks, lengths, strict=True):
-            piece = x[row if batched else 0]
-            for axis in axes:
-                piece = piece.narrow(axis - 1, start, length)
-            pieces.append(piece)
-        if len(axes) == 1 and len(pieces) > 1:
-            return torch.cat(pieces, dim=axes[0] - 1)
-        if len({piece.shape for piece in pieces}) > 1:
-            return torch.cat([piece.reshape(-1) for piece in pieces])
-        return torch.stack(pieces)
-
-    return move
+    x = x if unflat is None else x.reshape(*unflat, *x.shape[1:])
+    pieces = []
+    for (row, start), length in zip(picks, lengths, strict=True):
+        piece = x[row if batched else 0]
+        for axis in axes:
+            piece = piece.narrow(axis - 1, start, length)
+        pieces.append(piece)
+    if len(axes) == 1 and len(pieces) > 1:
+        return torch.cat(pieces, dim=axes[0] - 1)
+    if len({piece.shape for piece in pieces}) > 1:
+        return torch.cat([piece.reshape(-1) for piece in pieces])
+    return torch.stack(pieces)
 
 
 Masks = tuple["np.ndarray | None", "np.ndarray | None"]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+# a function of a module, with arguments (`partial`): another process gets it by name
 Move = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -80,31 +82,51 @@ def span_text(start: int, length: int) -> str:
 
 
 def permuted(order: tuple[int, ...]) -> Move:
-    return lambda x: x.permute(order)
+    return partial(_permuted, order)
+
+
+def _permuted(order: tuple[int, ...], x: torch.Tensor) -> torch.Tensor:
+    return x.permute(order)
 
 
 def viewed(shape: tuple[int, ...]) -> Move:
-    return lambda x: x.reshape(shape)
+    return partial(_viewed, shape)
+
+
+def _viewed(shape: tuple[int, ...], x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(shape)
 
 
 def divided(number: int) -> Move:
-    return lambda x: x / number
+    return partial(_divided, number)
+
+
+def _divided(number: int, x: torch.Tensor) -> torch.Tensor:
+    return x / number
 
 
 def narrowed(axis: int, start: int, length: int) -> Move:
-    return lambda x: x.narrow(axis, start, length)
+    return partial(_narrowed, axis, start, length)
+
+
+def _narrowed(axis: int, start: int, length: int, x: torch.Tensor) -> torch.Tensor:
+    return x.narrow(axis, start, length)
 
 
 def grouped(axis: int, groups: int, start: int, length: int) -> Move:
     """Split an axis into groups (heads) and take ``length`` elements from ``start`` of each."""
+    return partial(_grouped, axis, groups, start, length)
 
-    def move(x: torch.Tensor) -> torch.Tensor:
-        place = axis % x.dim()
-        split = x.reshape(*x.shape[:place], groups, -1, *x.shape[place + 1 :])
-        return split.narrow(place + 1, start, length).flatten(place, place + 1)
 
-    return move
+def _grouped(axis: int, groups: int, start: int, length: int, x: torch.Tensor) -> torch.Tensor:
+    place = axis % x.dim()
+    split = x.reshape(*x.shape[:place], groups, -1, *x.shape[place + 1 :])
+    return split.narrow(place + 1, start, length).flatten(place, place + 1)
 
 
 def taken(axis: int, index: torch.Tensor) -> Move:
-    return lambda x: x.index_select(axis, index)
+    return partial(_taken, axis, index)
+
+
+def _taken(axis: int, index: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return x.index_select(axis, index)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from llmdebug_nb.align.fit import Fit, Move
+from llmdebug_nb.align.fit import Fit
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.kernels.masks import hidden
 from llmdebug_nb.core.records import Summary
@@ -30,20 +32,18 @@ def are_masks(golden: Summary, mine: Summary) -> bool:
 def fits() -> list[Fit]:
     """Return the ways to bring two masks to one form: 1.0 where they hide, 0.0 elsewhere."""
     return [
-        Fit(f"masks by place, where True {word}", (_places(keeps),), (_places(keeps),), whole=True)
+        Fit(f"masks by place, where True {word}", (move,), (move,), whole=True)
         for keeps, word in ((True, "shows"), (False, "hides"))
+        for move in (partial(_places, keeps),)
     ]
 
 
-def _places(keeps: bool) -> Move:
-    def move(x: torch.Tensor) -> torch.Tensor:
-        if x.dtype == torch.bool:
-            return (x != keeps).float()
-        if not x.is_floating_point():
-            return x  # places that `Fit.places` moves: no mask holds integers
-        if x.is_meta:
-            return x.float()
-        places = hidden(x.float())
-        return torch.zeros_like(x, dtype=torch.float32) if places is None else places.float()
-
-    return move
+def _places(keeps: bool, x: torch.Tensor) -> torch.Tensor:
+    if x.dtype == torch.bool:
+        return (x != keeps).float()
+    if not x.is_floating_point():
+        return x  # places that `Fit.places` moves: no mask holds integers
+    if x.is_meta:
+        return x.float()
+    places = hidden(x.float())
+    return torch.zeros_like(x, dtype=torch.float32) if places is None else places.float()

@@ -47,19 +47,22 @@ def fits(
     ``side``: golden's weight is quantised (0) or mine's (1).
     """
     formula = "w * scale" if zero is None else "(w - offset) * scale"
-    unpackings: list[tuple[str, Move]] = [("", lambda w: w.double())]
+    unpackings: list[tuple[str, Move]] = [("", torch.Tensor.double)]
     packed = numel // max(weight.numel, 1)
     if packed > 1:
         middles = (0, 1 << (constants.PACKED_BITS - 1)) if zero is None else (None,)
         unpackings = [
-            (f" of {packed} integers each along axis {axis}", _unpacking(axis, packed, middle))
+            (
+                f" of {packed} integers each along axis {axis}",
+                functools.partial(_unpacking, axis, packed, middle),
+            )
             for axis in range(len(weight.shape))
             for middle in middles
         ]
     for packing, unpack in unpackings:
         for turn in (), (permuted((1, 0)),):
             says = f"dequantised: {formula}{packing}{', transposed' if turn else ''}"
-            steps = unpack, _scaling(scale, zero), *turn
+            steps = unpack, functools.partial(_scaling, scale, zero), *turn
             grain = functools.partial(_grain, scale, unpack, turn, side)
             yield Fit(says, () if side else steps, steps if side else (), grain=grain)
 
@@ -80,30 +83,23 @@ def _grain(
     return grain
 
 
-def _scaling(scale: torch.Tensor, zero: torch.Tensor | None) -> Move:
-    def move(w: torch.Tensor) -> torch.Tensor:
-        offset: torch.Tensor | float = 0.0
-        if zero is not None:
-            part = [n for n, m in zip(zero.shape, scale.shape, strict=False) if n != m]
-            axis = list(zero.shape).index(part[0]) if part and zero.dim() == scale.dim() else None
-            whole = zero if axis is None else _unpacked(zero, axis, scale.shape[axis] // part[0])
-            offset = _spread(whole, w.shape)
-        return (w - offset) * _spread(scale, w.shape)
-
-    return move
+def _scaling(scale: torch.Tensor, zero: torch.Tensor | None, w: torch.Tensor) -> torch.Tensor:
+    offset: torch.Tensor | float = 0.0
+    if zero is not None:
+        part = [n for n, m in zip(zero.shape, scale.shape, strict=False) if n != m]
+        axis = list(zero.shape).index(part[0]) if part and zero.dim() == scale.dim() else None
+        whole = zero if axis is None else _unpacked(zero, axis, scale.shape[axis] // part[0])
+        offset = _spread(whole, w.shape)
+    return (w - offset) * _spread(scale, w.shape)
 
 
-def _unpacking(axis: int, count: int, middle: int | None) -> Move:
+def _unpacking(axis: int, count: int, middle: int | None, w: torch.Tensor) -> torch.Tensor:
     """Unpack integers that are signed (0), stored from a middle value on, or have a zero (None)."""
-
-    def move(w: torch.Tensor) -> torch.Tensor:
-        whole = _unpacked(w, axis, count)
-        if middle is None:
-            return whole
-        half = 1 << (constants.PACKED_BITS - 1)
-        return whole - middle if middle else (whole + half) % (2 * half) - half
-
-    return move
+    whole = _unpacked(w, axis, count)
+    if middle is None:
+        return whole
+    half = 1 << (constants.PACKED_BITS - 1)
+    return whole - middle if middle else (whole + half) % (2 * half) - half
 
 
 def _unpacked(packed: torch.Tensor, axis: int, count: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -42,7 +43,7 @@ class Orders:
                     yield moves.taken(axis, back)
             for one, other in itertools.permutations(range(len(shape)), 2):
                 if shape[one] * shape[other] == len(back) and 1 not in (shape[one], shape[other]):
-                    yield _taken_along((one, other), back)
+                    yield partial(_taken_along, (one, other), back)
 
 
 def in_heads(order: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -70,11 +71,7 @@ def _is_sorted(order: torch.Tensor) -> bool:
     return bool((order == torch.arange(len(order))).all())
 
 
-def _taken_along(axes: tuple[int, int], index: torch.Tensor) -> Move:
-    """Return what puts two axes, read as one, into another order."""
-
-    def move(x: torch.Tensor) -> torch.Tensor:
-        last = x.movedim(axes, (-2, -1))
-        return last.flatten(-2)[..., index].view(last.shape).movedim((-2, -1), axes)
-
-    return move
+def _taken_along(axes: tuple[int, int], index: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with two axes, read as one, in another order."""
+    last = x.movedim(axes, (-2, -1))
+    return last.flatten(-2)[..., index].view(last.shape).movedim((-2, -1), axes)

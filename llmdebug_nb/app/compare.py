@@ -13,6 +13,8 @@ from llmdebug_nb.align.pairing import pair
 from llmdebug_nb.app import proof
 from llmdebug_nb.app.by_token import same_steps
 from llmdebug_nb.app.calibration import AUTO, recordings
+from llmdebug_nb.app.cluster.cluster import Cluster, ClusterLike, connected
+from llmdebug_nb.app.cluster.measuring import on_cluster
 from llmdebug_nb.app.live_models import module_finder
 from llmdebug_nb.app.proof import Again
 from llmdebug_nb.app.rank_errors import with_ranks
@@ -23,7 +25,9 @@ from llmdebug_nb.app.sides import sides
 from llmdebug_nb.comparison import engine
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.epsilons import told
+from llmdebug_nb.comparison.jobs import Work
 from llmdebug_nb.comparison.limits import Limits
+from llmdebug_nb.comparison.threads import in_threads
 from llmdebug_nb.comparison.tolerance import Calibration, says
 from llmdebug_nb.core import collector, constants
 from llmdebug_nb.core.bars import Stages
@@ -38,6 +42,7 @@ from llmdebug_nb.store.run import Run
 if TYPE_CHECKING:
     import torch
 
+_OWN_METRICS = "cluster: with metrics of your own, all tensors are measured in this process"
 RunLike: TypeAlias = "Run | str | os.PathLike[str]"
 FileOr: TypeAlias = "str | os.PathLike[str] | Mapping[str, object]"
 Metric: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], float]"
@@ -56,6 +61,7 @@ def compare(
     model: torch.nn.Module | None = None,
     progress: bool = True,
     prove: bool = False,
+    cluster: ClusterLike | None = None,
 ) -> Report:
     """Compare two runs (or their names or paths): verdict, coverage, differences, findings.
 
@@ -84,6 +90,10 @@ def compare(
         prove: prove the first finding (`Finding.prove`), if the model of ``mine`` is there; else
             the report notes why not.
         progress: say what is going on when the comparison takes a second or more.
+        cluster: a Dask cluster that reads and measures the tensors: the address of its scheduler
+            (``tcp://host:8786``), a ``distributed.Client``, or ``local`` for processes of this
+            machine. The result is the same, bit for bit; what the workers can't do is done here,
+            and the report's notes say so.
 
     Expectations that were marked for runs of these names (`Report.expect`) apply again.
 
@@ -94,6 +104,8 @@ def compare(
         CompareError: a run has no records, an engine's run was given no text of the other one, a
             calibration has no tensor in common with golden, or
             golden's model can't be run again for ``calibrate="auto"``.
+        ClusterError: no scheduler answers, or no worker has the versions of this machine.
+        MissingPackageError: ``cluster`` needs Dask.
     """
     golden, mine = _at_one_place(open_run(golden), open_run(mine))
     with Stages("putting ranks together", progress):
@@ -108,18 +120,22 @@ def compare(
     module_at = module_finder(mine, model)
     custom = Custom(metrics)
     fixed = None if limits is None else Limits.read(limits, custom.names)
-    with Stages("calibrating", progress):
-        calibration = _calibration(golden, calibrate)
-    comparison = _Comparison(
-        names.read(mapping), fixed, calibration, custom, explain, [*of_ranks, *remarks]
-    )
+    mapped, remarks = names.read(mapping), [*of_ranks, *remarks]
     runs = Runs(*sides(golden, mine), engine.error, module_at, module_finder(golden))
 
     def find(model: torch.nn.Module) -> Callable[[str], torch.nn.Module | None]:
         return module_finder(mine, model)
 
-    with Stages("pairing", progress) as stages, collector.paused():
-        report = comparison.report(Again(golden, mine, runs, comparison.step, find), stages=stages)
+    with connected(cluster, progress) as workers:
+        with Stages("calibrating", progress):
+            calibration = _calibration(golden, calibrate, workers)
+        comparison = _Comparison(mapped, fixed, calibration, custom, explain, remarks)
+        again = Again(golden, mine, runs, comparison.step, find)
+        work = on_cluster(None if custom.names else workers, golden, mine)
+        with Stages("pairing", progress) as stages, collector.paused():
+            report = comparison.report(again, stages=stages, work=work)
+        if workers is not None:
+            report.problems += [_OWN_METRICS] if custom.names else workers.notes()
     if prove:
         proof.proven(report)
     return report
@@ -176,15 +192,17 @@ class _Comparison:
         step: tuple[int, int] | None = None,
         expected: list[Expectation] | None = None,
         stages: Stages | None = None,
+        work: Work = in_threads,
     ) -> Report:
         """Compare the runs of ``again``, or one generation and step of golden with all of mine."""
         golden, mine, runs = again.golden, again.mine, again.runs
         stages = stages or Stages("", shown=False)
         pairs = _paired(golden, mine, self.mapping, step)
         judging = engine.judging(
-            stages.over(pairs, "comparing", "pair"), golden.load, mine.load,
+            pairs, golden.load, mine.load,
             nodes=golden.nodes, limits=self.limits, calibration=self.calibration,
             custom=self.custom, rounding=(told(golden.rounding), told(mine.rounding)),
+            work=work, stages=stages,
         )  # fmt: skip
 
         stages.stage("judging")
@@ -205,7 +223,9 @@ class _Comparison:
         return self.report(again, step, expected)
 
 
-def _calibration(golden: Run, calibrate: RunLike | Iterable[RunLike] | None) -> Calibration:
+def _calibration(
+    golden: Run, calibrate: RunLike | Iterable[RunLike] | None, workers: Cluster | None
+) -> Calibration:
     calibration = Calibration()
     if calibrate is None or isinstance(calibrate, (str, os.PathLike, Run)):
         others = [] if calibrate is None else [calibrate]
@@ -217,7 +237,9 @@ def _calibration(golden: Run, calibrate: RunLike | Iterable[RunLike] | None) -> 
             continue
         run = open_run(other)
         pairs = _paired(golden, run, Names())
-        measured = list(engine.measure(pairs, golden.load, run.load, golden.nodes))
+        measured = engine.measure(
+            pairs, golden.load, run.load, golden.nodes, on_cluster(workers, golden, run)
+        )
         if not any(m.pair.golden and m.pair.mine for m in measured):
             raise CompareError(
                 f"calibrate: {run.label} and {golden.label} have no tensor in common; "
@@ -232,7 +254,7 @@ def _add_moved(calibration: Calibration, golden: Run) -> None:
     for generation, step, run in recordings(golden):
         pairs = _paired(golden, run, Names(), (generation, step))
         measured = engine.measure(pairs, golden.load, run.load, golden.nodes)
-        calibration.rounded.append(list(measured))
+        calibration.rounded.append(measured)
 
 
 def _paired(

@@ -24,7 +24,7 @@ def _run(args: argparse.Namespace) -> int:
 
     report = compare(
         *compare_arguments.both_sides(args), not args.no_explain, mapping=args.map,
-        limits=args.limits, calibrate=args.calibrate, metrics=args.metric,
+        limits=args.limits, calibrate=args.calibrate, metrics=args.metric, cluster=args.cluster,
     )  # fmt: skip
     for glob in args.unexpect:
         report.unexpect(glob)

@@ -1,38 +1,41 @@
 """Measure pairs, which become differences when they are judged.
 
-Each distinct pair of payloads is read and measured once, chunk by chunk. All pairs are judged at
-the end. If both sides kept the same part of a tensor, the parts are measured. The statistics of the
-whole tensors are compared as well, because they reveal errors outside the part.
+Each distinct pair of payloads is read and measured once: pairs are planned first, then the work is
+done in threads (`threads.py`) or elsewhere, then each pair gets what was measured, in their order.
+All pairs are judged at the end. If both sides kept the same part of a tensor, the parts are
+measured. The statistics of the whole tensors are compared as well, because they reveal errors
+outside the part.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
-from llmdebug_nb.comparison import clipping, grain, metrics
+from llmdebug_nb.comparison import jobs, metrics
 from llmdebug_nb.comparison.custom import Custom
+from llmdebug_nb.comparison.jobs import Job, Load, Outcome, Work
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured, error_of
 from llmdebug_nb.comparison.modules import Modules
+from llmdebug_nb.comparison.threads import in_threads, one_by_one
 from llmdebug_nb.comparison.tolerance import UNMATCHED, Calibration, Judging
-from llmdebug_nb.core.dtypes import rounding
-from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
+from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.fingerprint import same
-from llmdebug_nb.core.kernels.masks import may_hide, without_masked
 from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import Node, Record, Summary
 
 if TYPE_CHECKING:
     import torch
 
-Load = Callable[[Record], "torch.Tensor"]
 UNINITIALISED = "memory that nothing was written to yet: there are no values to compare"
 STATS_ONLY = "judged by statistics: "
 # operators that return memory which nothing was written to yet
 _EMPTY = re.compile(r"(.*\.)?(new_)?empty(_like|_strided|_permuted|_quantized)?(\.\w+)?")
+_Rounded = tuple[dict[Hashable, float], dict[Hashable, float]]  # of each side's payloads
 __all__ = ["STATS_ONLY", "UNMATCHED", "judging", "measure"]
 
 
@@ -46,30 +49,42 @@ def judging(
     calibration: Calibration | None = None,
     custom: Custom | None = None,
     rounding: tuple[float, float] = (0.0, 0.0),
+    work: Work = in_threads,
+    stages: Stages | None = None,
 ) -> Judging:
     """Measure all pairs and return the `Judging` of them.
 
     ``pairs`` must be in golden's execution order. A payload that can't be read becomes a row with a
     reason; it never ends the comparison. ``nodes``: golden's modules. ``rounding``: the epsilons
-    that golden's and mine's programs state of their values.
+    that golden's and mine's programs state of their values. ``work``: what does the jobs; the
+    user's own metrics are computed here, one after the other, as they may not be called at once.
+    ``stages``: shows the progress.
     """
-    modules = Modules(nodes)
-    measured = list(_measure(pairs, _Measurer(load_golden, load_mine, modules, custom)))
+    modules, own = Modules(nodes), custom or Custom()
+
+    def here(job: Job) -> Outcome:
+        return jobs.measured(job, load_golden, load_mine, own)
+
+    plan = _Plan(pairs, modules, bool(own.names))
+    measured = plan.measured(one_by_one if own.names else work, here, stages)
     return Judging(
         measured, size=modules.size, limits=limits, calibration=calibration, rounding=rounding
     )
 
 
 def measure(
-    pairs: Iterable[Pair], load_golden: Load, load_mine: Load, nodes: Sequence[Node] = ()
-) -> Iterator[Measured]:
-    """Yield the measurement of each pair, in order. ``nodes``: golden's modules."""
-    yield from _measure(pairs, _Measurer(load_golden, load_mine, Modules(nodes), None))
+    pairs: Iterable[Pair],
+    load_golden: Load,
+    load_mine: Load,
+    nodes: Sequence[Node] = (),
+    work: Work = in_threads,
+) -> list[Measured]:
+    """Return the measurement of each pair, in order. ``nodes``: golden's modules."""
 
+    def here(job: Job) -> Outcome:
+        return jobs.measured(job, load_golden, load_mine)
 
-def _measure(pairs: Iterable[Pair], measurer: _Measurer) -> Iterator[Measured]:
-    for index, pair in enumerate(pairs):
-        yield measurer.measured(index, pair)
+    return _Plan(pairs, Modules(nodes), False).measured(work, here)
 
 
 def error(golden: torch.Tensor, mine: torch.Tensor) -> float:
@@ -77,20 +92,40 @@ def error(golden: torch.Tensor, mine: torch.Tensor) -> float:
     return error_of(metrics.compare(golden, mine))
 
 
-class _Measurer:
-    """Measures pairs, and each pair of payloads once."""
+class _Plan:
+    """What has to be measured for some pairs, each pair of payloads once."""
 
-    def __init__(
-        self, load_golden: Load, load_mine: Load, modules: Modules, custom: Custom | None
-    ) -> None:
-        self._load_golden, self._load_mine = load_golden, load_mine
-        self._modules, self._custom = modules, custom or Custom()
+    def __init__(self, pairs: Iterable[Pair], modules: Modules, custom: bool) -> None:
+        """``custom``: the user's own metrics are wanted, so equal tensors are read, too."""
+        self._modules, self._custom = modules, custom
         # ids of records of memory that nothing was written to, by side
         self._empty: tuple[set[int], set[int]] = (set(), set())
-        self._measured: dict[Hashable, tuple[metrics.Metrics, str | None]] = {}
-        self._rounded: tuple[dict[Hashable, float], ...] = ({}, {})  # of each side's payloads
+        self._jobs: list[Job] = []
+        self._numbers: dict[Hashable, int] = {}  # of jobs, by what they measure
+        # index of each pair with a payload -> number of its job, None if it needs none
+        self._open: dict[int, int | None] = {}
+        self._rows = [self._planned(index, pair) for index, pair in enumerate(pairs)]
 
-    def measured(self, index: int, pair: Pair) -> Measured:
+    def measured(
+        self, work: Work, here: Callable[[Job], Outcome], stages: Stages | None = None
+    ) -> list[Measured]:
+        """Have the jobs done, and return the measurement of each pair, in order."""
+        outcomes: dict[int, Outcome] = {}
+        if stages is not None:
+            stages.stage("comparing", len(self._jobs), "pair")
+        with closing(work(self._jobs, here)) as found:
+            for number, outcome in found:
+                outcomes[number] = outcome
+                if stages is not None:
+                    stages.advance()
+        rounded: _Rounded = ({}, {})
+        for index, job in self._open.items():
+            done = None if job is None else outcomes[job]
+            self._rows[index] = _finished(self._rows[index], done, rounded)
+        return self._rows
+
+    def _planned(self, index: int, pair: Pair) -> Measured:
+        """Return what is known of a pair without reading its values."""
         golden, mine = pair.golden, pair.mine
         if golden is None or mine is None:
             side = "mine" if golden is None else "golden"
@@ -103,11 +138,17 @@ class _Measurer:
             return Measured(index, pair, remark=shapes, certain=True)
         comparable = a.dtype == b.dtype and pair.fit is None
         same_bytes = same(a.fingerprint, b.fingerprint) if comparable else None
-        values, remark = self._metrics(pair, golden, mine, same_bytes)
+        values, remark = None, self._needs(pair, golden, mine, same_bytes)
+        if remark is None:
+            values = metrics.identical(a, self._modules.are_logits(golden))
+        elif remark:
+            values, remark = _by_statistics(pair, a, b, remark)
+        else:
+            self._open[index] = self._job(pair, golden, mine)
+        if golden.payload is not None or mine.payload is not None:
+            self._open.setdefault(index, None)
         certain = values is None and same_bytes is False
-        its, own = self._rounded
-        rounded = its.get(golden.payload, 0.0), own.get(mine.payload, 0.0)
-        return Measured(index, pair, values, remark, same_bytes, certain, rounded)
+        return Measured(index, pair, values, remark, same_bytes, certain)
 
     def _is_empty(self, *sides: Record) -> bool:
         """Tell whether a tensor is the untouched output of an operator such as `empty`."""
@@ -118,63 +159,66 @@ class _Measurer:
                 empty.add(record.id)
         return any(record.id in empty for record, empty in zip(sides, self._empty, strict=True))
 
-    def _metrics(
+    def _needs(
         self, pair: Pair, golden: Record, mine: Record, same_bytes: bool | None
-    ) -> tuple[metrics.Metrics | None, str | None]:
-        """Return metrics and a remark; None and the reason if the two can't be measured."""
-        a, b = golden.summary, mine.summary
-        logits = self._modules.are_logits(golden)
-        if same_bytes and not self._custom.names:
-            return metrics.identical(a, logits), None
+    ) -> str | None:
+        """Return None if two tensors are known to be equal, "" if their values have to be read.
+
+        Else why these are not there, so that statistics have to do.
+        """
+        if same_bytes and not self._custom:
+            return None
         if golden.payload is None or mine.payload is None:
             if same_bytes:
-                return metrics.identical(a, logits), None
+                return None
             sides = (("golden", golden), ("mine", mine))
             lacking = [name for name, record in sides if record.payload is None]
-            return _by_statistics(pair, a, b, f"no values on {' and '.join(lacking)}")
+            return f"no values on {' and '.join(lacking)}"
         if (golden.kept, golden.kept_shape) != (mine.kept, mine.kept_shape):
-            return _by_statistics(pair, a, b, f"golden keeps {_part(golden)}, mine {_part(mine)}")
+            return f"golden keeps {_part(golden)}, mine {_part(mine)}"
         if pair.fit is not None and golden.kept is not None:
-            return _by_statistics(pair, a, b, f"both keep {golden.kept}")
-        key = golden.payload, mine.payload, logits, pair.fit and pair.fit.says
-        try:
-            if key not in self._measured:
-                whole_logits = logits and golden.kept is None
-                self._measured[key] = self._compare(pair, golden, mine, whole_logits)
-        except (CorruptDumpError, TensorLookupError, ValueError) as error:
-            return None, str(error)
-        values, remark = self._measured[key]
-        if golden.kept is None:
-            return values, remark
-        values = values | metrics.statistics(a, b)
-        if not golden.kept.startswith("slice"):  # figures of the tensor, in float64
-            values |= {"max_ulp": None, "mean_ulp": None}
-        return values, f"judged by {golden.kept} and statistics"
+            return f"both keep {golden.kept}"
+        return ""
 
-    def _compare(
-        self, pair: Pair, golden: Record, mine: Record, logits: bool
-    ) -> tuple[metrics.Metrics, str | None]:
-        """Return the metrics of two tensors, and a remark on them."""
-        g, m = self._load_golden(golden), self._load_mine(mine)
-        for known, record, x in zip(self._rounded, (golden, mine), (g, m), strict=True):
-            if record.payload not in known:
-                known[record.payload] = rounding(x)
-        of_grain: metrics.Metrics = {}
-        remark = None
-        if pair.fit is not None:
-            fit, stored = pair.fit, (g, m)
-            steps = None if fit.grain is None else fit.grain(g, m)
-            g, m = fit(g, m)
-            if steps is not None and fit.integers is not None:
-                integers = stored[fit.integers].reshape(g.shape)
-                of_grain, remark = clipping.compare(g, m, steps, integers, fit.integers)
-            elif steps is not None:
-                of_grain, remark = grain.compare(g, m, steps)
-        floating = g.is_floating_point() and m.is_floating_point() and g.shape == m.shape
-        if floating and may_hide(golden.summary) and may_hide(mine.summary):
-            g, m = without_masked(g, m)
-        custom = self._custom.measure(g, m, pair.either.site)
-        return metrics.compare(g, m, logits) | of_grain | custom, remark
+    def _job(self, pair: Pair, golden: Record, mine: Record) -> int:
+        """Return the number of the job that measures two tensors; equal pairs share it."""
+        logits = self._modules.are_logits(golden)
+        key = golden.payload, mine.payload, logits, pair.fit and pair.fit.says
+        if key not in self._numbers:
+            self._numbers[key] = len(self._jobs)
+            whole_logits = logits and golden.kept is None
+            self._jobs.append(Job(golden, mine, pair.fit, whole_logits))
+        return self._numbers[key]
+
+
+def _finished(row: Measured, outcome: Outcome | None, rounded: _Rounded) -> Measured:
+    """Return a pair with what was measured of it. ``rounded``: what the pairs before it told."""
+    golden, mine = row.pair.golden, row.pair.mine
+    assert golden is not None
+    assert mine is not None
+    its, own = rounded
+    values, remark = row.metrics, row.remark
+    if outcome is not None:
+        values, remark = _of_part(golden, mine, outcome)
+        if outcome.rounded is not None:
+            its.setdefault(golden.payload, outcome.rounded[0])
+            own.setdefault(mine.payload, outcome.rounded[1])
+    certain = values is None and row.same_bytes is False
+    of_both = its.get(golden.payload, 0.0), own.get(mine.payload, 0.0)
+    return Measured(row.index, row.pair, values, remark, row.same_bytes, certain, of_both)
+
+
+def _of_part(
+    golden: Record, mine: Record, outcome: Outcome
+) -> tuple[metrics.Metrics | None, str | None]:
+    """Return metrics and a remark; of a part of a tensor, statistics of all of it, too."""
+    values = outcome.metrics
+    if values is None or golden.kept is None:
+        return values, outcome.remark
+    values = values | metrics.statistics(golden.summary, mine.summary)
+    if not golden.kept.startswith("slice"):  # figures of the tensor, in float64
+        values |= {"max_ulp": None, "mean_ulp": None}
+    return values, f"judged by {golden.kept} and statistics"
 
 
 def _by_statistics(

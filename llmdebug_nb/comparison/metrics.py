@@ -11,6 +11,7 @@ against a 5; here absolute errors are never hidden. Its relative error follows t
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -121,19 +122,20 @@ def _add_row(sums: list[_LogSumExp], g: np.ndarray, m: np.ndarray) -> None:
 
 
 def identical(summary: Summary, logits: bool = False) -> Metrics:
-    """Return the metrics of a tensor and itself, from its statistics alone."""
-    values: Metrics = dict.fromkeys(FIELDS, 0.0)
+    """Return the metrics of a tensor and itself, by its statistics alone: one dict for a kind."""
     empty = summary.numel == 0 or (summary.nan or 0) + (summary.inf or 0) >= summary.numel
-    if empty:
-        values = dict.fromkeys(FIELDS)
-    else:
-        values |= {
-            "cosine_similarity": 1.0,
-            "one_thousandth_err_ratio": 1.0,
-            "five_thousandths_err_ratio": 1.0,
-        }
-        values |= {"max_ulp": 0, "carriers": None}  # statistics don't tell the carriers
-        if len(summary.shape) < 2 or summary.dtype.startswith("complex"):
+    flat = len(summary.shape) < 2 or summary.dtype.startswith("complex")
+    return _identical(empty, flat, logits)
+
+
+@functools.cache
+def _identical(empty: bool, flat: bool, logits: bool) -> Metrics:
+    values: Metrics = dict.fromkeys(FIELDS, None if empty else 0.0)
+    if not empty:
+        ones = "cosine_similarity", "one_thousandth_err_ratio", "five_thousandths_err_ratio"
+        # statistics don't tell the carriers
+        values |= dict.fromkeys(ones, 1.0) | {"max_ulp": 0, "carriers": None}
+        if flat:
             values["worst_row_error"] = None
     values |= {"mismatched": 0, "nan_mismatch": 0, "inf_mismatch": 0}
     return values | dict.fromkeys(LOGITS, None if empty else 0) if logits else values
@@ -233,6 +235,11 @@ def _line(bits: torch.Tensor) -> np.ndarray:
     )
 
 
+def _dot(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the sum of products, in one order; BLAS's, ``a @ b``, depends on its threads."""
+    return float((a * b).sum())
+
+
 class _Sums:
     """The running sums of one pass."""
 
@@ -260,16 +267,16 @@ class _Sums:
         d = m - g
         even = g * d
         self.gd += float(even.sum())
-        self.gd_gd += float(even @ even)
+        self.gd_gd += _dot(even, even)
         d, size = np.abs(d), np.abs(g)
         self.finite += g.size
         self.mismatched += int(np.count_nonzero(d))
         square = g * g
         self.gg += float(square.sum())
-        self.gg_gg += float(square @ square)
-        self.mm += float(m @ m)
-        self.gm += float(g @ m)
-        self.dd += float(d @ d)
+        self.gg_gg += _dot(square, square)
+        self.mm += _dot(m, m)
+        self.gm += _dot(g, m)
+        self.dd += _dot(d, d)
         self.abs_d += float(d.sum())
         self.abs_g += float(size.sum())
         self.abs_m += float(np.abs(m).sum())
@@ -308,7 +315,7 @@ class _Sums:
         if not self.row_g:
             return None
         size, error = np.concatenate(self.row_g), np.concatenate(self.row_d)
-        size = np.maximum(size, math.sqrt(float(size @ size) / size.size))
+        size = np.maximum(size, math.sqrt(_dot(size, size) / size.size))
         if not size.any():  # golden is all zero
             return ratio(float(error.max()), 0.0)
         return float((error / size).max())
@@ -433,7 +440,7 @@ class _LogSumExp:
         shrink = math.exp(self.top - top)
         weights = np.exp(x - top)
         self.total = self.total * shrink + float(weights.sum())
-        self.weighted = self.weighted * shrink + float(weights @ values)
+        self.weighted = self.weighted * shrink + _dot(weights, values)
         self.top = top
 
     def log(self) -> float:

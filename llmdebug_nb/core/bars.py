@@ -108,7 +108,11 @@ class Stages:
         self.stage(what, len(items), unit)
         for item in items:
             yield item
-            self._done += 1
+            self.advance()
+
+    def advance(self) -> None:
+        """Count one more unit of the stage."""
+        self._done += 1
 
     def _draw(self) -> None:
         shown: tqdm[object] | None = None

@@ -342,6 +342,40 @@ MASK_ELEMENTS = 1 << 21
 # Bisections that find a soft-cap: double precision from any start.
 BISECTIONS = 60
 
+# === work limits: reading ========================================================================
+
+# Rows of an index that one query reads: they take a second, of the minute after which an index
+# counts as damaged, and 60 MB beside the records that are made of them.
+ROWS_AT_ONCE = 50_000
+
+# === work limits: measuring =====================================================================
+
+# Bytes of tensors that are measured as one task, in a thread or on another machine. A core measures
+# 100 MB/s, so a task takes 0.3 s or the time of its largest pair: long against the 10 ms that
+# handing it over takes, and short enough that an interrupt or a worker that dies costs little.
+BATCH_BYTES = 1 << 25
+# Pairs of one task, however small they are: a core measures more than that in a second.
+BATCH_JOBS = 500
+# Bytes of a pair below which threads gain nothing: Python's own work, which one thread does at a
+# time, is 0.6 ms of each pair, and the kernels take as long for 16,000 float32 elements on a side.
+SMALL_BYTES = 1 << 17
+# Bytes of a pair from which on no two pairs are measured at once in this process: measuring holds
+# both tensors and up to three times their size in float64 for a layout.
+ALONE_BYTES = 1 << 30
+
+# === work limits: cluster =======================================================================
+
+# Seconds until a scheduler answers and has a worker: a queue of jobs hands out a node in minutes,
+# and nobody waits for that in a cell; a process that starts takes 10 s on a busy machine.
+CLUSTER_CONNECT = 30.0
+# Seconds that a task may take beside its reading, and bytes that a worker reads and measures a
+# second where it is slowest: a disk on the network that many read at once. A task of BATCH_BYTES
+# takes 0.3 s on an idle core; a worker that imports torch first takes 10 s more.
+CLUSTER_PATIENCE, SLOWEST_READING = 60.0, 1e6
+# Workers that fail at a task before it is done in the process that asks: one may have bad memory or
+# a full disk, two have not.
+CLUSTER_TRIES = 2
+
 # === what is recorded ===========================================================================
 
 # Dimensions of a recorded tensor. PyTorch has no limit and NumPy's is 64; pages show each of them.

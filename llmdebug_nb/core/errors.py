@@ -11,6 +11,7 @@
     │   └── DumpWriteError   read-only place, full disk
     ├── TensorLookupError    a run has no such tensor, or not its values (also a LookupError)
     ├── CompareError         two runs that can't be compared
+    ├── ClusterError         a Dask cluster that is not there, or whose workers can't do the work
     ├── ProofError           a recorded call can't be run again in the live model
     └── MissingPackageError  an optional package that is not installed (also an ImportError)
 
@@ -91,6 +92,10 @@ class TensorLookupError(LLMDebugError, LookupError):
 
 class CompareError(LLMDebugError):
     """Two runs that can't be compared."""
+
+
+class ClusterError(LLMDebugError):
+    """A Dask cluster that is not there, or whose workers can't do the work."""
 
 
 class ProofError(LLMDebugError):

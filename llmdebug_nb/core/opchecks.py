@@ -139,7 +139,7 @@ class OpCheckResult:
     """All calls that were looked at, in execution order.
 
     ``total``: how many there are; fewer were done if it was interrupted. ``absent``: rows of the
-    csv of cases that name no call.
+    csv of cases that name no call. ``notes``: what else to know of how it was done.
     """
 
     name: str
@@ -147,6 +147,7 @@ class OpCheckResult:
     calls: tuple[CallCheck, ...]
     options: dict[str, object] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:

@@ -49,6 +49,10 @@ PARTS = {
 PHASES = {"both": ("forward", "backward"), "forward": ("forward",), "backward": ("backward",)}
 GRAPHS = ("fx", "fused", "both")
 FINGERPRINTS = ("xxh3", "crc32", "xor")
+# the flag of all commands that may work on a cluster
+CLUSTER_HELP = (
+    "a Dask cluster that does the work: tcp://host:8786, or local for processes of this machine"
+)
 LAUNCH_SEED = 2024  # of a flag -seed without a number, as in msit
 
 

@@ -112,7 +112,10 @@ class LLMDebugMagics(Magics):
                 early = compare(*first, **chosen).view()
                 stages.say(f"Its first step alone: {notebook_text(early)}")
             calibrate = [namespace.run(name) for name in args.calibrate or ()]
-            report = compare(golden, mine, prove=args.prove, calibrate=calibrate, **chosen)
+            report = compare(
+                golden, mine, prove=args.prove, calibrate=calibrate,
+                cluster=namespace.get(args.cluster), **chosen,
+            )  # fmt: skip
             stages.stage("drawing")
             for glob in args.unexpect:
                 report.unexpect(glob)
@@ -211,7 +214,9 @@ class LLMDebugMagics(Magics):
             raise UsageError("%llmopcheck: name one run, as in %llmopcheck golden or -i golden")
         run = self._namespace.run(args.name or args.input)
         with one_line():
-            return opcheck(run, **opcheck_arguments.options(vars(args)))
+            chosen = opcheck_arguments.options(vars(args))
+            chosen["cluster"] = self._namespace.get(args.cluster)
+            return opcheck(run, **chosen)
 
     @magic_arguments()
     @argument("model", metavar="MODEL_EXPR", help="the model")

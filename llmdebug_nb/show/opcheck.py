@@ -196,4 +196,5 @@ def _tail(result: OpCheckResult, paths: Sequence[Path]) -> Iterator[str]:
     if result.absent:
         rows, first = count_text(len(result.absent), "row"), "; ".join(result.absent[:_SHOWN])
         yield f"not found: {rows} of the csv of cases, which name no call of this run: {first}"
+    yield from result.notes
     yield from (f"written: {os.path.relpath(path)}" for path in paths)

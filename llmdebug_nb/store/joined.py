@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -66,13 +66,21 @@ def join(run: Run, shape: Shape, wholes: Sequence[Whole]) -> JoinedRun:
 
 def values_of(run: Run, whole: Whole) -> torch.Tensor:
     """Return a whole tensor. Raises CorruptDumpError: its parts do not go together."""
+    return put_together(run.load, whole, run.label)
+
+
+def put_together(load: Callable[[Record], torch.Tensor], whole: Whole, label: str) -> torch.Tensor:
+    """Return a whole tensor. ``load``: reads a part; ``label``: of the run, for the message.
+
+    Raises CorruptDumpError: its parts do not go together.
+    """
     try:
         return joined(
-            {place: run.load(part) for place, part in whole.spread.parts.items()}, whole.recipe
+            {place: load(part) for place, part in whole.spread.parts.items()}, whole.recipe
         )
     except (RuntimeError, KeyError, IndexError) as error:
         raise CorruptDumpError(
-            f"{run.label}: the parts of {whole.spread.site} do not go together: {error}"
+            f"{label}: the parts of {whole.spread.site} do not go together: {error}"
         ) from None
 
 

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
@@ -63,7 +63,7 @@ def payload_files(folder: Path) -> list[PayloadFile]:
     return found
 
 
-def holding(files: list[PayloadFile], offset: int) -> PayloadFile:
+def holding(files: Sequence[PayloadFile], offset: int) -> PayloadFile:
     """Return the file that an offset belongs to. Raises FileNotFoundError."""
     found = [each for each in files if each.start <= offset]
     if not found:

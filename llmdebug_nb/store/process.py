@@ -7,7 +7,7 @@ last commit are read from the payload file.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
@@ -23,7 +23,7 @@ from llmdebug_nb.store import own_file
 from llmdebug_nb.store.catalog import process_folders
 from llmdebug_nb.store.checked import DAMAGE, MOMENT, json_of, shape_of
 from llmdebug_nb.store.connection import Connection, connect, log_of
-from llmdebug_nb.store.payload_files import holding, payload_files
+from llmdebug_nb.store.payload_files import PayloadFile, holding, payload_files
 
 if TYPE_CHECKING:
     import torch
@@ -190,23 +190,31 @@ class Process:
         Raises:
             CorruptDumpError: the payload file is gone, too short, or does not hold such values.
         """
-        file = self.folder / fmt.PAYLOAD
-        try:
-            start, _, file = holding(self._files, offset)
-            with own_file.open_file(file) as stream:
-                end = start + os.fstat(stream.fileno()).st_size
-                if not (offset >= start and length >= 0 and offset + length <= end):
-                    raise ValueError("cut short: the bytes of this tensor lie beyond its end")
-                stream.seek(offset - start)
-                data = bytearray(length)
-                if stream.readinto(data) != length:
-                    raise ValueError("it ends early")
-            sizes = shape_of(shape) if isinstance(shape, str) else shape
-            return from_bytes(data, fmt.payload_dtype(kept, dtype), sizes)
-        except FileNotFoundError:
-            raise CorruptDumpError(f"{file} is gone: was the run deleted?") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise CorruptDumpError(f"{file}: {error}") from None
+        return read_values(self._files, offset, length, dtype, shape, kept)
+
+
+def read_values(
+    files: Sequence[PayloadFile], offset: int, length: int, dtype: str,
+    shape: str | tuple[int, ...], kept: str | None,
+) -> torch.Tensor:  # fmt: skip
+    """Return values of the process that wrote these files, as `Process.read` does."""
+    file = Path(fmt.PAYLOAD)
+    try:
+        start, _, file = holding(files, offset)
+        with own_file.open_file(file) as stream:
+            end = start + os.fstat(stream.fileno()).st_size
+            if not (offset >= start and length >= 0 and offset + length <= end):
+                raise ValueError("cut short: the bytes of this tensor lie beyond its end")
+            stream.seek(offset - start)
+            data = bytearray(length)
+            if stream.readinto(data) != length:
+                raise ValueError("it ends early")
+        sizes = shape_of(shape) if isinstance(shape, str) else shape
+        return from_bytes(data, fmt.payload_dtype(kept, dtype), sizes)
+    except FileNotFoundError:
+        raise CorruptDumpError(f"{file} is gone: was the run deleted?") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CorruptDumpError(f"{file}: {error}") from None
 
 
 def processes(path: Path) -> list[Process]:

@@ -47,11 +47,10 @@ _STACK = """SELECT s.frames, s.inside, o.forward_path, o.forward_call FROM opera
 _PASS = ("rank", "generation", "step", "phase")
 _STACKS_OF_PASS = """SELECT path, call, source, forward_path, forward_call FROM operator_rows
  WHERE {} ORDER BY id"""
-# those that begin before a line, the nearest first
 _FUNCTIONS = """SELECT line, function, substr(text, 1, ?) FROM all_functions
- WHERE file = ? AND line BETWEEN 1 AND ? ORDER BY line DESC LIMIT ?"""
-_FUNCTION_BYTES = 1 << 20  # characters of a text that are read
-_FUNCTIONS_AT = 64  # functions that are looked at: a class or a function has fewer inside it
+ WHERE file = ? AND line BETWEEN 1 AND ? ORDER BY line DESC LIMIT ?"""  # nearest first
+# characters of a text that are read; functions that are looked at: a class has fewer inside it
+_FUNCTION_BYTES, _FUNCTIONS_AT = 1 << 20, 64
 # the input of a model that is named so, or of its first embedding
 _TOKEN_IDS = """SELECT generation, step, min(id) FROM rows WHERE role = 'input'
  AND phase = 'forward' AND (slot LIKE '%input_ids' OR op LIKE '%Embedding')
@@ -126,11 +125,12 @@ class Index:
         if unknown := columns.keys() - RecordColumns.__annotations__.keys():
             raise TypeError(f"records() has no column {', '.join(sorted(unknown))}")
         where, values = equal(columns)
-        if after is not None:
-            where, values = f"{where} AND id > ?", [*values, after]
-        sql = f"SELECT {SELECTED} FROM rows WHERE {where} ORDER BY id LIMIT ?"
-        for row in self.query(SELECTED_KINDS, sql, (*values, n)):
-            yield record_of(row, self._path)
+        sql = f"SELECT {SELECTED} FROM rows WHERE {where} AND id > ? ORDER BY id LIMIT ?"
+        after, n = -(1 << 63) if after is None else after, 1 << 62 if n < 0 else n
+        while most := min(n, constants.ROWS_AT_ONCE):
+            rows = self.query(SELECTED_KINDS, sql, (*values, after, most))
+            yield from (record_of(row, self._path) for row in rows)
+            after, n = (rows[-1][0], n - most) if len(rows) == most else (0, 0)
 
     def record(self, number: int) -> Record:
         """Return one record by id. Raises TensorLookupError."""

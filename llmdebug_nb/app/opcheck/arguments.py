@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmdebug_nb.core.opchecks import METRICS, MODES, REFERENCES
+from llmdebug_nb.core.options import CLUSTER_HELP
 
 _OPTIONS = (
     "output",
@@ -23,6 +24,7 @@ _OPTIONS = (
     "mode",
     "algorithms",
     "weights",
+    "cluster",
 )
 
 
@@ -67,6 +69,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
            " (number, message); the file is run")  # fmt: skip
     option("--weights", metavar="FILE.gguf",
            help="the file that ran, for a run of llama.cpp recorded without weights")  # fmt: skip
+    option("--cluster", metavar="ADDRESS", help=CLUSTER_HELP)
     option("-j", "--jobs", type=int, metavar="N", default=1, help="processes (default: 1)")
 
 

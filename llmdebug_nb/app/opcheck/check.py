@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmdebug_nb.app.cluster.cluster import Cluster, ClusterLike, connected
 from llmdebug_nb.app.differences import write_csv
 from llmdebug_nb.app.live_models import is_recorded_here
 from llmdebug_nb.app.opcheck import cases as case_files
@@ -16,6 +17,7 @@ from llmdebug_nb.app.opcheck.algorithms import load, name_of
 from llmdebug_nb.app.opcheck.checking import How, check_all
 from llmdebug_nb.app.opcheck.choosing import Call, Choice, calls_of
 from llmdebug_nb.app.opcheck.journal import Journal
+from llmdebug_nb.app.opcheck.on_cluster import check_on_cluster
 from llmdebug_nb.app.opcheck.processes import check_in_processes
 from llmdebug_nb.app.opcheck.weights import FileWeights
 from llmdebug_nb.app.runs import open_run
@@ -119,6 +121,7 @@ def opcheck(
     weights: str | os.PathLike[str] | None = None,
     output: str | os.PathLike[str] | None = None,
     progress: bool = True,
+    cluster: ClusterLike | None = None,
 ) -> OpCheck:
     """Compute each recorded operator again in float64, and judge its recorded output by that.
 
@@ -152,11 +155,14 @@ def opcheck(
             ``weights=True``.
         output: folder of the csv and xlsx files (default: that of the runs).
         progress: show a progress bar.
+        cluster: a Dask cluster that checks, in place of ``jobs``: see `compare`. The result is the
+            same; what its workers can't do is done here and said.
 
     Raises:
         OptionError: an option is wrong. DumpWriteError: a file can't be written.
         UnknownRunError, CorruptDumpError: the run, or the file of weights, can't be opened.
-        MissingPackageError: ``weights`` needs the package gguf.
+        MissingPackageError: ``weights`` needs the package gguf, ``cluster`` needs Dask.
+        ClusterError: no scheduler answers, or no worker has the versions of this machine.
     """
     run, choice = open_run(run), Choice.of(ids, names, paths)
     how = _how(run, metrics, device, rerun)
@@ -167,11 +173,13 @@ def opcheck(
     calls, absent = _chosen(run, choice, cases)
     how = dataclasses.replace(how, weights=_weights(run, calls, weights))
     folder = runs_folder() if output is None else Path(output)
-    with Journal(folder, run, how, calls) as journal:
+    if cluster is not None and jobs > 1:
+        raise OptionError(f"jobs: {jobs} processes of this machine, or cluster; not both")
+    with connected(cluster, progress) as workers, Journal(folder, run, how, calls) as journal:
         left = [call for call in calls if call.record not in journal.done]
         with progress_bar(total=len(calls), desc="opcheck", unit="call", shown=progress) as bar:
             bar.update(len(calls) - len(left))
-            for check in _checks(run, left, how, jobs):
+            for check in _checks(run, left, how, jobs, workers):
                 journal.add(check)
                 bar.update(1)
         done = tuple(journal.done[call.record] for call in calls if call.record in journal.done)
@@ -179,7 +187,8 @@ def opcheck(
             "metrics": how.metrics, "own": tuple(map(name_of, how.algorithms)),
             "dtype": how.dtype, "threads": how.threads,
         }  # fmt: skip
-        result = OpCheck(run, OpCheckResult(run.label, len(calls), done, options, absent))
+        notes = () if workers is None else tuple(workers.notes())
+        result = OpCheck(run, OpCheckResult(run.label, len(calls), done, options, absent, notes))
         result.paths = _write(result, folder)
         journal.remove()
     return result
@@ -273,9 +282,13 @@ def _algorithms(texts: str | Iterable[str]) -> tuple[str, ...]:
     return absolute
 
 
-def _checks(run: Run, calls: list[Call], how: How, jobs: int) -> Iterator[CallCheck]:
+def _checks(
+    run: Run, calls: list[Call], how: How, jobs: int, workers: Cluster | None
+) -> Iterator[CallCheck]:
     jobs = min(jobs, len(calls))
-    if jobs < 2 or run.path is None:
+    if workers is not None:
+        yield from check_on_cluster(workers, run, calls, how)
+    elif jobs < 2 or run.path is None:
         yield from check_all(run, calls, how)
     else:
         yield from check_in_processes(run.path, calls, how, jobs)

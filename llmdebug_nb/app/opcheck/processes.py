@@ -25,7 +25,7 @@ from llmdebug_nb.core.opchecks import FAILS, CallCheck
 _START = (
     f"import json, sys; sys.path[:] = json.loads(sys.argv[1]);from {__name__} import serve; serve()"
 )
-_CHUNK = 16  # calls that a process gets at once
+CHUNK = 16  # calls that a process gets at once
 _CRASHES = 3  # of one process
 
 
@@ -34,8 +34,8 @@ def check_in_processes(
 ) -> Iterator[CallCheck]:
     """Yield the checks of calls as they come. The processes end with the iterator."""
     waiting: queue.SimpleQueue[list[Call]] = queue.SimpleQueue()
-    for start in range(0, len(calls), _CHUNK):
-        waiting.put(list(calls[start : start + _CHUNK]))
+    for start in range(0, len(calls), CHUNK):
+        waiting.put(list(calls[start : start + CHUNK]))
     found: queue.SimpleQueue[CallCheck | None] = queue.SimpleQueue()
     workers = [_Worker(path, how, waiting, found) for _ in range(jobs)]
     try:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from llmdebug_nb.app.option_flags import LEVELS
 from llmdebug_nb.comparison.columns import CUTS, LIST_ALL
 from llmdebug_nb.core.errors import OptionError
+from llmdebug_nb.core.options import CLUSTER_HELP
 
 if TYPE_CHECKING:
     from llmdebug_nb.app.report import Report
@@ -32,6 +33,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         help="YAML or JSON file: modules of GOLDEN with those of MINE;"
         " or the folder of msit's op_mapping_file.json")  # fmt: skip
     _declare_results(parser)
+    add("--cluster", metavar="ADDRESS", help=CLUSTER_HELP)
     add("--no-explain", action="store_true", help="skip the search for the cause")
     add("--expect", metavar="GLOB", action="append", default=[],
         help="mark deviations of these modules as expected, from now on")  # fmt: skip

@@ -1,0 +1,129 @@
+"""The unit of measuring: two payloads, whatever pairs hold them, read and measured once.
+
+A job says all that its outcome depends on, so that any thread or machine gives the same one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+
+from llmdebug_nb.comparison import clipping, grain, metrics
+from llmdebug_nb.comparison.custom import Custom
+from llmdebug_nb.core import constants
+from llmdebug_nb.core.dtypes import DTYPES, rounding
+from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
+from llmdebug_nb.core.findings import Fit
+from llmdebug_nb.core.kernels.masks import may_hide, without_masked
+from llmdebug_nb.core.records import Record
+
+Load = Callable[[Record], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Two payloads to measure.
+
+    ``golden``, ``mine``: records that hold them. ``fit``: brings them to one shape, None if they
+    have one. ``logits``: the figures of tokens are wanted, too.
+    """
+
+    golden: Record
+    mine: Record
+    fit: Fit | None
+    logits: bool
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of both."""
+        return _bytes(self.golden) + _bytes(self.mine)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a job gave.
+
+    ``metrics``: None if it failed, then ``remark`` says why; else it says how it was measured.
+    ``rounded``: the epsilons of the coarsest dtypes that hold golden's and mine's values, None if
+    they could not be read.
+    """
+
+    metrics: metrics.Metrics | None
+    remark: str | None
+    rounded: tuple[float, float] | None
+
+
+class Work(Protocol):
+    """Does jobs somewhere, and yields the number of each with its outcome, as they come.
+
+    ``here`` does one in the calling thread.
+    """
+
+    def __call__(
+        self, jobs: Sequence[Job], here: Callable[[Job], Outcome]
+    ) -> Generator[tuple[int, Outcome], None, None]: ...
+
+
+def measured(job: Job, load_golden: Load, load_mine: Load, custom: Custom | None = None) -> Outcome:
+    """Read and measure two payloads. What can't be read or measured is a reason, not an error."""
+    rounded = None
+    try:
+        g, m = load_golden(job.golden), load_mine(job.mine)
+        rounded = rounding(g), rounding(m)
+        return Outcome(*_compared(job, g, m, custom or Custom()), rounded)
+    except (CorruptDumpError, TensorLookupError, ValueError) as error:
+        return Outcome(None, str(error), rounded)
+
+
+def _compared(
+    job: Job, g: torch.Tensor, m: torch.Tensor, custom: Custom
+) -> tuple[metrics.Metrics, str | None]:
+    """Return the metrics of two tensors, and a remark on them."""
+    of_grain: metrics.Metrics = {}
+    remark = None
+    if job.fit is not None:
+        fit, stored = job.fit, (g, m)
+        steps = None if fit.grain is None else fit.grain(g, m)
+        g, m = fit(g, m)
+        if steps is not None and fit.integers is not None:
+            integers = stored[fit.integers].reshape(g.shape)
+            of_grain, remark = clipping.compare(g, m, steps, integers, fit.integers)
+        elif steps is not None:
+            of_grain, remark = grain.compare(g, m, steps)
+    floating = g.is_floating_point() and m.is_floating_point() and g.shape == m.shape
+    if floating and may_hide(job.golden.summary) and may_hide(job.mine.summary):
+        g, m = without_masked(g, m)
+    of_user = custom.measure(g, m, job.golden.site)
+    return metrics.compare(g, m, job.logits) | of_grain | of_user, remark
+
+
+def _bytes(record: Record) -> int:
+    dtype = DTYPES.get(record.summary.dtype)
+    size = torch.complex128.itemsize if dtype is None else dtype.itemsize  # the widest, if unknown
+    return size * abs(math.prod(record.payload_shape))
+
+
+class _Sized(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+_S = TypeVar("_S", bound=_Sized)
+
+
+def batches(jobs: Iterable[_S]) -> Iterator[list[tuple[int, _S]]]:
+    """Divide jobs, with their numbers, into batches that are worth the way to another worker."""
+    batch: list[tuple[int, _S]] = []
+    size = 0
+    for number, job in enumerate(jobs):
+        batch.append((number, job))
+        size += job.nbytes
+        if size >= constants.BATCH_BYTES or len(batch) >= constants.BATCH_JOBS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
