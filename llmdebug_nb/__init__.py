@@ -38,6 +38,8 @@ _HOMES = {
     "fx_backend": "app.torch_compile",
     "inductor_backend": "app.torch_compile",
     "launch": "app.launching.program",
+    "lockstep": "app.lockstep.lockstep",
+    "lockstep_peer": "app.lockstep.peer",
     "logits": "app.logits.check",
     "opcheck": "app.opcheck.check",
     "open_run": "app.runs",
@@ -88,6 +90,8 @@ if TYPE_CHECKING:
     from llmdebug_nb.app.errcheck import errcheck as errcheck
     from llmdebug_nb.app.export import export as export
     from llmdebug_nb.app.launching.program import launch as launch
+    from llmdebug_nb.app.lockstep.lockstep import lockstep as lockstep
+    from llmdebug_nb.app.lockstep.peer import lockstep_peer as lockstep_peer
     from llmdebug_nb.app.logits.check import logits as logits
     from llmdebug_nb.app.opcheck.check import opcheck as opcheck
     from llmdebug_nb.app.perturbing.perturb import perturb as perturb

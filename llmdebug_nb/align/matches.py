@@ -95,11 +95,13 @@ class ValueMatches:
         golden, mine = (
             {key: records[0] for key, records in side.items() if key not in equal} for side in sides
         )
-        whole = [
-            (error, one, other)
-            for one, other in self._candidates(golden, mine)
-            if (error := self._error(golden[one], mine[other])) is not None
-        ]
+        candidates = list(self._candidates(golden, mine))
+        # values are read in execution order: those of a program that runs again come so, too
+        errors = {
+            (one, other): self._error(golden[one], mine[other])
+            for one, other in sorted(candidates, key=lambda each: golden[each[0]].id)
+        }
+        whole = [(error, *both) for both in candidates if (error := errors[both]) is not None]
         for error, one, other in _closest(whole):
             self._partners[0][one].append((error, other))
         for error, other, one in _closest([(e, m, g) for e, g, m in whole]):
@@ -153,10 +155,9 @@ class ValueMatches:
         )
         least = min(small[key].summary.numel for key in known)
         large = {key: record for key, record in by_size if record.summary.numel > least}
-        places = Landmarks(
-            {key: self._landmarks(record, 1 - side) for key, record in large.items()},
-            self._tolerance.close,
-        )
+        in_order = sorted(large.items(), key=lambda each: each[1].id)
+        marks = {key: self._landmarks(record, 1 - side) for key, record in in_order}
+        places = Landmarks({key: marks[key] for key in large}, self._tolerance.close)
         found = []
         for key, windows in known.items():
             own, size = small[key], 0  # of the smallest tensors that hold it

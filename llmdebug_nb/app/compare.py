@@ -129,7 +129,7 @@ def compare(
     with connected(cluster, progress) as workers:
         with Stages("calibrating", progress):
             calibration = _calibration(golden, calibrate, workers)
-        comparison = _Comparison(mapped, fixed, calibration, custom, explain, remarks)
+        comparison = Comparison(mapped, fixed, calibration, custom, explain, remarks)
         again = Again(golden, mine, runs, comparison.step, find)
         work = on_cluster(None if custom.names else workers, golden, mine)
         with Stages("pairing", progress) as stages, collector.paused():
@@ -176,8 +176,8 @@ def _at_one_place(golden: Run, mine: Run) -> tuple[Run, Run]:
 
 
 @dataclass(frozen=True)
-class _Comparison:
-    """How two runs are compared."""
+class Comparison:
+    """How two runs are compared. ``work``: measures, unless something else is given the task."""
 
     mapping: Names
     limits: Limits | None
@@ -185,6 +185,7 @@ class _Comparison:
     custom: Custom
     explain: bool
     remarks: Sequence[str] = ()
+    work: Work = in_threads
 
     def report(
         self,
@@ -192,7 +193,7 @@ class _Comparison:
         step: tuple[int, int] | None = None,
         expected: list[Expectation] | None = None,
         stages: Stages | None = None,
-        work: Work = in_threads,
+        work: Work | None = None,
     ) -> Report:
         """Compare the runs of ``again``, or one generation and step of golden with all of mine."""
         golden, mine, runs = again.golden, again.mine, again.runs
@@ -202,7 +203,7 @@ class _Comparison:
             pairs, golden.load, mine.load,
             nodes=golden.nodes, limits=self.limits, calibration=self.calibration,
             custom=self.custom, rounding=(told(golden.rounding), told(mine.rounding)),
-            work=work, stages=stages,
+            work=work or self.work, stages=stages,
         )  # fmt: skip
 
         stages.stage("judging")

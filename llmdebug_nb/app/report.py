@@ -27,6 +27,7 @@ from llmdebug_nb.core.findings import (
 )
 from llmdebug_nb.core.headline import Headline
 from llmdebug_nb.core.listings import Listing
+from llmdebug_nb.core.lockstep import Lockstep
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.reasons import AFTER_TIE, REJOINED
 from llmdebug_nb.core.tabular import Tabular
@@ -86,8 +87,11 @@ class Report(Tabular):
     ``differences``: all rows, with or without a partner. ``first_divergence``: the first diverged
     row, or None. ``findings``: the causes, the worst first and expected ones last.
     ``limits``: the origin of the limits, in words. ``problems``: errors of the comparison itself.
-    ``expected``: the expectations, see `expect`.
+    ``expected``: the expectations, see `expect`. ``lockstep``: what it took, of programs that ran
+    side by side.
     """
+
+    lockstep: Lockstep | None = None
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from llmdebug_nb.comparison import jobs, metrics
 from llmdebug_nb.comparison.custom import Custom
-from llmdebug_nb.comparison.jobs import Job, Load, Outcome, Work
+from llmdebug_nb.comparison.jobs import Job, Load, Outcome, Work, knowing
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured, error_of
 from llmdebug_nb.comparison.modules import Modules
@@ -35,8 +35,10 @@ UNINITIALISED = "memory that nothing was written to yet: there are no values to 
 STATS_ONLY = "judged by statistics: "
 # operators that return memory which nothing was written to yet
 _EMPTY = re.compile(r"(.*\.)?(new_)?empty(_like|_strided|_permuted|_quantized)?(\.\w+)?")
+# ids of records of memory that nothing was written to, by side
+Empty = tuple[set[int], set[int]]
 _Rounded = tuple[dict[Hashable, float], dict[Hashable, float]]  # of each side's payloads
-__all__ = ["STATS_ONLY", "UNMATCHED", "judging", "measure"]
+__all__ = ["STATS_ONLY", "UNMATCHED", "Measurer", "judging", "measure"]
 
 
 def judging(
@@ -87,6 +89,26 @@ def measure(
     return _Plan(pairs, Modules(nodes), False).measured(work, here)
 
 
+class Measurer:
+    """Measures pairs as they come, in this thread. ``known``: outcomes of jobs, by their keys."""
+
+    def __init__(
+        self, load_golden: Load, load_mine: Load, custom: Custom, known: dict[Hashable, Outcome]
+    ) -> None:
+        self._load_golden, self._load_mine, self._custom = load_golden, load_mine, custom
+        self._work = knowing(known, one_by_one)
+        self._empty: Empty = (set(), set())
+
+    def measured(self, pairs: Iterable[Pair], modules: Modules) -> list[Measured]:
+        """Return the measurement of each pair, in order. ``modules``: golden's."""
+
+        def here(job: Job) -> Outcome:
+            return jobs.measured(job, self._load_golden, self._load_mine, self._custom)
+
+        plan = _Plan(pairs, modules, bool(self._custom.names), self._empty)
+        return plan.measured(self._work, here)
+
+
 def error(golden: torch.Tensor, mine: torch.Tensor) -> float:
     """Return the figure that is judged, for two tensors of one shape. Raises ValueError."""
     return error_of(metrics.compare(golden, mine))
@@ -95,11 +117,12 @@ def error(golden: torch.Tensor, mine: torch.Tensor) -> float:
 class _Plan:
     """What has to be measured for some pairs, each pair of payloads once."""
 
-    def __init__(self, pairs: Iterable[Pair], modules: Modules, custom: bool) -> None:
+    def __init__(
+        self, pairs: Iterable[Pair], modules: Modules, custom: bool, empty: Empty | None = None
+    ) -> None:
         """``custom``: the user's own metrics are wanted, so equal tensors are read, too."""
         self._modules, self._custom = modules, custom
-        # ids of records of memory that nothing was written to, by side
-        self._empty: tuple[set[int], set[int]] = (set(), set())
+        self._empty: Empty = empty or (set(), set())
         self._jobs: list[Job] = []
         self._numbers: dict[Hashable, int] = {}  # of jobs, by what they measure
         # index of each pair with a payload -> number of its job, None if it needs none
@@ -182,13 +205,12 @@ class _Plan:
 
     def _job(self, pair: Pair, golden: Record, mine: Record) -> int:
         """Return the number of the job that measures two tensors; equal pairs share it."""
-        logits = self._modules.are_logits(golden)
-        key = golden.payload, mine.payload, logits, pair.fit and pair.fit.says
-        if key not in self._numbers:
-            self._numbers[key] = len(self._jobs)
-            whole_logits = logits and golden.kept is None
-            self._jobs.append(Job(golden, mine, pair.fit, whole_logits))
-        return self._numbers[key]
+        logits = golden.kept is None and self._modules.are_logits(golden)
+        job = Job(golden, mine, pair.fit, logits)
+        if job.key not in self._numbers:
+            self._numbers[job.key] = len(self._jobs)
+            self._jobs.append(job)
+        return self._numbers[job.key]
 
 
 def _finished(row: Measured, outcome: Outcome | None, rounded: _Rounded) -> Measured:

@@ -5,8 +5,9 @@ A job says all that its outcome depends on, so that any thread or machine gives 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -42,6 +43,11 @@ class Job:
         """The bytes of both."""
         return _bytes(self.golden) + _bytes(self.mine)
 
+    @property
+    def key(self) -> Hashable:
+        """What the outcome depends on: jobs of one key have one outcome."""
+        return self.golden.payload, self.mine.payload, self.logits, self.fit and self.fit.says
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -66,6 +72,27 @@ class Work(Protocol):
     def __call__(
         self, jobs: Sequence[Job], here: Callable[[Job], Outcome]
     ) -> Generator[tuple[int, Outcome], None, None]: ...
+
+
+def knowing(known: dict[Hashable, Outcome], work: Work) -> Work:
+    """Return what does only jobs that are not known by their key, and takes note of the others.
+
+    A job that fails may succeed another time, so it does not become known.
+    """
+
+    def done(
+        jobs: Sequence[Job], here: Callable[[Job], Outcome]
+    ) -> Generator[tuple[int, Outcome], None, None]:
+        unknown = [number for number, job in enumerate(jobs) if job.key not in known]
+        yield from ((n, known[job.key]) for n, job in enumerate(jobs) if job.key in known)
+        with contextlib.closing(work([jobs[number] for number in unknown], here)) as found:
+            for place, outcome in found:
+                number = unknown[place]
+                if outcome.metrics is not None:
+                    known[jobs[number].key] = outcome
+                yield number, outcome
+
+    return done
 
 
 def measured(job: Job, load_golden: Load, load_mine: Load, custom: Custom | None = None) -> Outcome:

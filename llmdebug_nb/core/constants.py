@@ -430,3 +430,10 @@ GGUF_WEIGHTED_SHARE = 1e-3
 # Rows of a weight that are matched with those of another to find their order: 8,192 squared
 # distances of 64 elements take 0.5 s and 256 MiB.
 ROWS_MATCHED = 8192
+# Of the values that a comparison in lockstep holds, the share (one of so many parts) that each of
+# the two programs may be ahead of what was taken from it: with both ahead, three quarters are left
+# for values that wait for a partner or are asked for again.
+LOCKSTEP_AHEAD = 8
+# Factor by which an error must exceed the largest one that was judged to be noise, before all that
+# ran in lockstep so far is judged again: from one float32 unit to an error of 1 these are 24 times.
+LOCKSTEP_GROWTH = 2.0

@@ -3,7 +3,8 @@
     LLMDebugError
     ├── OptionError          an argument, option or mapping that makes no sense (also a ValueError)
     ├── CaptureError         recording could not start or go on
-    │   └── EmptyDumpError   the block ran without any of the requested calls
+    │   ├── EmptyDumpError   the block ran without any of the requested calls
+    │   └── PeerError        the other process of a comparison in lockstep can't be talked to
     ├── StoreError           a dump could not be written or read
     │   ├── UnknownRunError  no run of that name or at that place (also a LookupError)
     │   ├── NotADumpError    the folder has none of the known layouts
@@ -64,6 +65,10 @@ class CaptureError(LLMDebugError):
 
 class EmptyDumpError(CaptureError):
     """The block ran without any of the requested calls."""
+
+
+class PeerError(CaptureError):
+    """The other process of a comparison in lockstep is gone, is another one, or talks nonsense."""
 
 
 class StoreError(LLMDebugError):

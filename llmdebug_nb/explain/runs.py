@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePath
@@ -110,7 +110,8 @@ class Runs:
 
     ``error(golden, mine)``: relative L2 error of two tensors of one shape, inf if NaN or infinities
     differ. ``module(path)``: the live module of mine's model, or None if it is gone;
-    ``golden_module(path)``: of golden's.
+    ``golden_module(path)``: of golden's. ``grafted``: ids of mine's tensors in whose place mine
+    went on with golden's values: what they would have led to was never seen.
     """
 
     golden: Side
@@ -118,14 +119,18 @@ class Runs:
     error: Callable[[torch.Tensor, torch.Tensor], float]
     module: Callable[[str], torch.nn.Module | None] = field(default=lambda path: None)
     golden_module: Callable[[str], torch.nn.Module | None] = field(default=lambda path: None)
+    grafted: Collection[int] = frozenset()
     _same_class: dict[str, bool] = field(default_factory=dict, init=False, repr=False)
 
     def same_code(self, golden: Record, mine: Record) -> bool:
         """Tell whether the same code made two tensors: one operator, in one class of module.
 
         Two packages may use one name: their classes stand in files of other names. A class that
-        was patched in place, or in a copy of its file, is still the same.
+        was patched in place, or in a copy of its file, is still the same. A grafted tensor counts
+        as such a one: it is wrong by itself, whatever follows.
         """
+        if mine.id in self.grafted:
+            return True
         path = module_of(golden.site.path)
         return golden.op == mine.op and path == module_of(mine.site.path) and self.same_class(path)
 

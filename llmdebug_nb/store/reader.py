@@ -104,6 +104,21 @@ def native(path: Path) -> Run:
     return Run(str(marker.get("name", path.name)), path, lambda: _open_native(path, marker))
 
 
+def with_values(path: Path, load: Callable[[Record], torch.Tensor]) -> Run:
+    """Return a native run, still being written perhaps, whose values ``load`` reads.
+
+    They lie in no file of it. Raises CorruptDumpError.
+    """
+    marker = catalog.read_marker(path)
+
+    def opened() -> Source:
+        source = _open_native(path, marker)
+        source.load = load
+        return source
+
+    return Run(str(marker.get("name", path.name)), path, opened)
+
+
 def of_step(run: Run, step: Step) -> Run:
     """Return a run of one generation and step of a native run. Raises CorruptDumpError."""
     if run.path is None or not run.is_native:

@@ -62,7 +62,7 @@ class Program:
             raise OptionError(f"model: expected a torch.nn.Module, got {kind}")
         self.model = pytorch.compiled_root(model)
         self._inputs, self._wanted = inputs, wanted
-        self._arguments()  # refuses what can't be copied before anything runs
+        arguments(inputs)  # refuses what can't be copied before anything runs
         self._restart = random_state()
 
     def modules(self) -> dict[str, nn.Module]:
@@ -85,10 +85,10 @@ class Program:
         """Run the model once. Raises whatever it raises, and OptionError: it has no such result."""
         modules = self.modules()
         state = (
-            _chance(self._restart), restored(self.model), _without_gradients(self.model),
+            _chance(self._restart), restored(self.model), without_gradients(self.model),
             torch.no_grad(),
         )  # fmt: skip
-        args, kwargs = self._arguments()
+        args, kwargs = arguments(self._inputs)
         with Unbroken(*state):
             with Unbroken(_hooked(session, intervention, modules.get)):
                 output = self._program()(*args, **kwargs)
@@ -97,22 +97,6 @@ class Program:
     def _program(self) -> Callable[..., object]:
         own = callable(self._inputs) and not isinstance(self._inputs, torch.Tensor)
         return cast("Callable[..., object]", self._inputs) if own else self.model
-
-    def _arguments(self) -> tuple[tuple[object, ...], dict[str, object]]:
-        """Return copies of the inputs: a model may write to them, or to a cache among them."""
-        given: object = self._inputs
-        if isinstance(given, torch.Tensor):
-            given = (given,)
-        if isinstance(given, Mapping):
-            return (), {str(name): _copied(each) for name, each in given.items()}
-        if isinstance(given, (tuple, list)):
-            return tuple(_copied(each) for each in given), {}
-        if callable(given):
-            return (), {}
-        raise OptionError(
-            f"inputs: expected a tensor, a tuple, a mapping of arguments, or a function that runs "
-            f"the model, got {type(given).__name__}"
-        )
 
     def _result(self, output: object) -> Result:
         if callable(self._wanted):
@@ -152,6 +136,25 @@ def distance(before: Result, after: Result) -> Distance:
     return Distance(moved, int(found.get("top1_flips") or 0), loss)
 
 
+def arguments(given: object) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Return copies of inputs: a model may write to them, or to a cache among them.
+
+    None of a function. Raises OptionError.
+    """
+    if isinstance(given, torch.Tensor):
+        given = (given,)
+    if isinstance(given, Mapping):
+        return (), {str(name): _copied(each) for name, each in given.items()}
+    if isinstance(given, (tuple, list)):
+        return tuple(_copied(each) for each in given), {}
+    if callable(given):
+        return (), {}
+    raise OptionError(
+        f"inputs: expected a tensor, a tuple, a mapping of arguments, or a function that runs "
+        f"the model, got {type(given).__name__}"
+    )
+
+
 def _kept(tensor: torch.Tensor) -> torch.Tensor:
     return values(tensor.detach()).cpu().clone()
 
@@ -184,7 +187,7 @@ def _chance(restart: Callable[[], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_gradients(model: nn.Module) -> Iterator[None]:
+def without_gradients(model: nn.Module) -> Iterator[None]:
     """Put gradients aside, so that a program with a backward pass adds nothing to them."""
     kept = [(each, each.grad) for each in model.parameters()]
     try:

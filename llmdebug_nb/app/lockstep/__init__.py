@@ -1,0 +1,1 @@
+"""Comparing two programs that run side by side, without dumps."""

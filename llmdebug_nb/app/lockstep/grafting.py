@@ -1,0 +1,84 @@
+"""Lets a model go on with other outputs of its modules, after its own were recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from llmdebug_nb.app.lockstep.events import Puts
+from llmdebug_nb.capture.calls import OpenCall
+from llmdebug_nb.capture.compat import torch_modes
+from llmdebug_nb.capture.substitution import replaced
+from llmdebug_nb.capture.walk import leaves
+
+if TYPE_CHECKING:
+    from llmdebug_nb.capture.hooks.handles import Handle
+    from llmdebug_nb.core.records import Node
+
+
+class Grafting:
+    """Hooks on all modules of a model. They run after those of the recording.
+
+    A recording hooks the modules inside a root when a root call begins, after which ours are put
+    last again. ``wait()``: returns the outputs that the program goes on with.
+    """
+
+    def __init__(self, wait: Callable[[], Puts]) -> None:
+        self._wait = wait
+        self._handles: dict[nn.Module, Handle] = {}
+        self._root: Handle | None = None
+        self._ended: OpenCall | None = None  # the call that has ended and waits
+        self._paths: dict[str, nn.Module] = {}
+
+    def start(self, model: nn.Module, nodes: Sequence[Node]) -> None:
+        """Hook a model. ``nodes``: its modules as the recording names them."""
+        known = {node.path for node in nodes}
+        self._paths = {path: part for path, part in model.named_modules() if path in known}
+        self._root = model.register_forward_pre_hook(self._begin)
+        self._put_last()
+
+    def stop(self) -> None:
+        for handle in [*self._handles.values(), *filter(None, (self._root,))]:
+            handle.remove()
+        self._handles.clear()
+        self._root = None
+
+    def expects(self, call: OpenCall) -> bool:
+        """Note that a call has ended; tell whether one of our hooks runs next."""
+        if call.level != "module" or self._paths.get(call.path) not in self._handles:
+            return False
+        self._ended = call
+        return True
+
+    def _begin(self, module: nn.Module, args: tuple[object, ...]) -> None:
+        self._put_last()
+
+    def _put_last(self) -> None:
+        for part in self._paths.values():
+            handle = self._handles.get(part)
+            if handle is not None:
+                hooks = part._forward_hooks
+                if next(reversed(hooks), None) == getattr(handle, "id", None):
+                    continue
+                handle.remove()
+            self._handles[part] = part.register_forward_hook(self._after)
+
+    def _after(self, module: nn.Module, args: tuple[object, ...], output: object) -> object:
+        """Return what the program goes on with: golden's values in the dtype and place of ours."""
+        call, self._ended = self._ended, None
+        if call is None or self._paths.get(call.path) is not module:
+            return output
+        puts = self._wait()
+        return torch_modes.run_unseen(_grafted, output, puts) if puts else output
+
+
+def _grafted(output: object, puts: Puts) -> object:
+    pairs = [
+        (leaf, puts[slot].to(leaf.device, leaf.dtype))
+        for slot, leaf in leaves(output)
+        if isinstance(leaf, torch.Tensor) and slot in puts
+    ]
+    return replaced(output, pairs)
