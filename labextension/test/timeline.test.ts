@@ -13,12 +13,16 @@ const STATES = [MATCH, MATCH, DIVERGED, MATCH, MATCH, MADE];
 const WIDTH = 100; // (420 - 120 for the names) / 3 layers
 const HEIGHT = 18;
 let drawn: Drawn[];
+const shown: Timeline[] = [];
 
 beforeEach(() => {
   drawn = drawing();
   sized(420, 300);
 });
-afterEach(() => void vi.restoreAllMocks());
+afterEach(() => {
+  shown.splice(0).forEach(one => one.dispose()); // else it paints into the next test
+  vi.restoreAllMocks();
+});
 
 function layers(states = STATES, count = 3) {
   const answer: LayerMap = {
@@ -46,6 +50,7 @@ async function timeline(answers = [layers()], wait = true) {
   kernel.held = !wait;
   const events = { choose: vi.fn(), position: vi.fn() };
   const made = new Timeline(kernel.ask, overview({ title: '<b>a</b> against b' }), events);
+  shown.push(made);
   document.body.replaceChildren(made.root);
   await settled();
   const grid = made.root.querySelector<HTMLElement>('[role=grid]')!;
