@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from llmdebug_nb.app.scratch import Scratch
 from llmdebug_nb.core.bars import progress_bar
 from llmdebug_nb.core.errors import OptionError, StoreError, UnknownRunError
 from llmdebug_nb.core.kernels import partial
@@ -17,6 +18,9 @@ from llmdebug_nb.core.options import DumpOptions, runs_folder
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.show.words import count_text, size_text
 from llmdebug_nb.store import catalog, reader, redact, reduce
+from llmdebug_nb.store.payload import elsewhere
+from llmdebug_nb.store.remote import opening as remote
+from llmdebug_nb.store.remote.stores import is_url
 from llmdebug_nb.store.run import Run
 
 recorded: dict[str, Path] = {}  # folders of the runs of this process, by name
@@ -25,9 +29,14 @@ recorded: dict[str, Path] = {}  # folders of the runs of this process, by name
 def open_run(where: str | os.PathLike[str] | Run) -> Run:
     """Open a run by name (of this process, or in the runs folder) or path, or another tool's dump.
 
+    A URL that fsspec reaches opens a run in a remote store: ``s3://bucket/runs/golden``.
+
     Raises:
         UnknownRunError, NotADumpError, CorruptDumpError: the message names the cause and a remedy.
+        RemoteError: the remote store fails. MissingPackageError: its package is not installed.
     """
+    if isinstance(where, str) and is_url(where):
+        return remote.opened(where, _mirrors().path)
     here = recorded.get(where) if isinstance(where, str) else None
     if not isinstance(where, str) or here is None or not catalog.is_run(here):
         return reader.open_run(where)
@@ -36,6 +45,12 @@ def open_run(where: str | os.PathLike[str] | Run) -> Run:
     except UnknownRunError:
         return reader.native(here)
     return reader.native(max((here, elsewhere), key=catalog.recorded_at))
+
+
+@functools.cache
+def _mirrors() -> Scratch:
+    """The folder for the indexes of runs in remote stores."""
+    return Scratch("remote")
 
 
 def runs() -> list[Run]:
@@ -57,8 +72,11 @@ def delete_run(where: str | os.PathLike[str] | Run) -> Path:
 
     Raises:
         UnknownRunError: there is no such run.
-        OptionError: the folder is a link, or not a run's alone.
+        OptionError: the folder is a link, or not a run's alone; or the run is in a remote store.
     """
+    if is_url(where) or (isinstance(where, Run) and elsewhere(where.path) is not None):
+        url = where.where if isinstance(where, Run) else where
+        raise OptionError(f"{url} is in a remote store: delete it with the tools of that store")
     if isinstance(where, Run):
         path, name = where.path, where.name
     else:
@@ -143,6 +161,11 @@ def _own(where: str | os.PathLike[str] | Run, what: str) -> tuple[Run, Path]:
         raise OptionError(
             f"{run.label} was not recorded by llmdebug_nb: only its own runs can be {what}"
         )
+    if elsewhere(run.path) is not None:
+        raise OptionError(
+            f"{run.where} is in a remote store, and only runs of this machine can be {what};"
+            f" llmdebug copy {run.where} copies it to this machine"
+        )
     return run, run.path
 
 
@@ -170,9 +193,9 @@ def describe_run(run: Run) -> str:
 
 def _values_text(run: Run) -> str:
     """Describe how much of the values was kept, and the folder."""
-    info, path = run.info(), run.path
-    if path is not None and path.is_relative_to(Path.cwd()):
-        path = Path(os.path.relpath(path))
+    info, path = run.info(), run.where
+    if path and run.path == Path(path) and Path(path).is_relative_to(Path.cwd()):
+        path = os.path.relpath(path)
     if not info["payloads"]:
         redacted = ", redacted" if run.meta.get("redacted") else ""
         return f"statistics only{redacted}, in {path}"

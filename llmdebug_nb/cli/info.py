@@ -49,7 +49,7 @@ def _run(args: argparse.Namespace) -> int:
         from llmdebug_nb.core.places import shown
         from llmdebug_nb.show.run_view import RunView
 
-        for key, value in {**run.info(), "path": shown(str(run.path))}.items():
+        for key, value in {**run.info(), "path": shown(run.where)}.items():
             say(f"{key:11} {printable(str(value))}")
         say("")
         say(RunView(run).text())

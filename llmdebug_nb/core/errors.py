@@ -9,6 +9,7 @@
     │   ├── UnknownRunError  no run of that name or at that place (also a LookupError)
     │   ├── NotADumpError    the folder has none of the known layouts
     │   ├── CorruptDumpError bytes that contradict the format; names the file
+    │   │   └── RemoteError  a remote store that fails, refuses, or gives fewer bytes than it has
     │   └── DumpWriteError   read-only place, full disk
     ├── TensorLookupError    a run has no such tensor, or not its values (also a LookupError)
     ├── CompareError         two runs that can't be compared
@@ -85,6 +86,13 @@ class NotADumpError(StoreError):
 
 class CorruptDumpError(StoreError):
     """Bytes that contradict the format."""
+
+
+class RemoteError(CorruptDumpError):
+    """A remote store that fails, refuses, or gives fewer bytes than it has.
+
+    To whoever reads a tensor, its values are as unreadable as damaged ones.
+    """
 
 
 class DumpWriteError(StoreError):

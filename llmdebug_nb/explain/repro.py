@@ -297,9 +297,11 @@ def _slot(call: ComparedCall) -> str:
 
 
 def _where(side: Side) -> str:
-    return _code(
-        scrubbed(str(side.run.path.resolve())) if side.run.path is not None else side.run.label
-    )
+    run = side.run
+    if run.path is None:
+        return _code(run.label)
+    local = run.where == str(run.path)
+    return _code(scrubbed(str(run.path.resolve())) if local else run.where)
 
 
 def _site(key: CallKey | None) -> str:

@@ -109,7 +109,7 @@ class CommandMagic(Magics):
     def _path_of(self, name: str | None) -> str | None:
         """Return the path of the run in the variable of that name; without one, the name."""
         run = None if name is None else self._namespace.run(name)
-        return str(run.path) if isinstance(run, Run) and run.path is not None else name
+        return run.where if isinstance(run, Run) and run.where else name
 
 
 def _words(line: str) -> list[str]:

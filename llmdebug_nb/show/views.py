@@ -286,7 +286,7 @@ def _code(run: OpenedRun, s: Site) -> str:
     """Return the Python expression of a tensor."""
     if run.path is None and (codes := run.meta.get("code")) is not None:  # held in memory
         return str(codes.get(s.role, "")).format(slot=s.slot)
-    where = shown(str(run.path or run.name))
+    where = shown(run.where or run.name)
     name = run.label if run.label.isidentifier() else f"ld.open_run({where!r})"
     place = f"{s.path!r}, step={s.step!r}, role={s.role!r}, slot={s.slot!r}"
     place += f", call={s.call!r}" if s.call else ""

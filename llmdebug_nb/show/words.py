@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 from llmdebug_nb.core.findings import EXPECTED, Difference
@@ -20,6 +20,8 @@ class Named(Protocol):
     @property
     def label(self) -> str: ...
     @property
+    def where(self) -> str: ...
+    @property
     def meta(self) -> dict[str, Any]: ...
 
 
@@ -33,7 +35,7 @@ def made_text(run: Named) -> str:
         text += " with " + ", ".join(f"{name} {one}" for name, one in environment.items())
     if run.meta.get("redacted"):
         text += ", redacted: without values, sources and strings"
-    place = text or f" {shown(str(run.path or 'in memory'))}"
+    place = text or f" {shown(run.where or 'in memory')}"
     return f"{run.label}:{place}"
 
 
@@ -42,7 +44,9 @@ def labels(golden: Named, mine: Named) -> tuple[str, str]:
     both = golden.label, mine.label
     if both[0] != both[1] or golden.path is None or mine.path is None or golden.path == mine.path:
         return both
-    return f"{golden.path.parent.name}/{both[0]}", f"{mine.path.parent.name}/{both[1]}"
+    folders = (PurePath(run.where).parent.name for run in (golden, mine))
+    first, second = (f"{place}/{label}" for place, label in zip(folders, both, strict=True))
+    return first, second
 
 
 def expected_text(row: Difference) -> str:

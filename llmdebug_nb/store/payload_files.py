@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
@@ -39,6 +39,11 @@ def start_of(name: str) -> int | None:
     return int(later[1]) if later else 0 if name == fmt.PAYLOAD else None
 
 
+def name_of(start: int) -> str:
+    """Return the name of the payload file that begins there."""
+    return f"tensors.{start}.bin" if start else fmt.PAYLOAD
+
+
 def places(folder: Path) -> Iterator[tuple[int, Path]]:
     """Yield the payload files of a process, in any order, each with the offset of its begin."""
     for name in os.listdir(folder):
@@ -63,14 +68,6 @@ def payload_files(folder: Path) -> list[PayloadFile]:
     return found
 
 
-def holding(files: Sequence[PayloadFile], offset: int) -> PayloadFile:
-    """Return the file that an offset belongs to. Raises FileNotFoundError."""
-    found = [each for each in files if each.start <= offset]
-    if not found:
-        raise FileNotFoundError
-    return found[-1]
-
-
 class PayloadWriter:
     """Appends to the payload files of a process. Its methods raise OSError."""
 
@@ -85,7 +82,7 @@ class PayloadWriter:
         return FileIO(os.open(path, flags, PRIVATE_FILE), "r+b")
 
     def _path(self, start: int) -> Path:
-        return self._folder / (f"tensors.{start}.bin" if start else fmt.PAYLOAD)
+        return self._folder / name_of(start)
 
     @property
     def end(self) -> int:

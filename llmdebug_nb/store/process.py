@@ -6,7 +6,6 @@ last commit are read from the payload file.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
@@ -19,11 +18,11 @@ from llmdebug_nb.core.kernels.raw import from_bytes
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Summary
 from llmdebug_nb.store import format as fmt
-from llmdebug_nb.store import own_file
+from llmdebug_nb.store import payload
 from llmdebug_nb.store.catalog import process_folders
 from llmdebug_nb.store.checked import DAMAGE, MOMENT, json_of, shape_of
 from llmdebug_nb.store.connection import Connection, connect, log_of
-from llmdebug_nb.store.payload_files import PayloadFile, holding, payload_files
+from llmdebug_nb.store.payload import Piece
 
 if TYPE_CHECKING:
     import torch
@@ -85,8 +84,8 @@ class Process:
         self.meta = self._read_meta()
         self.rank, self._covered = self.meta.get("rank", 0), self.meta.get("bytes", 0)
         self.begun = self.meta.get("begun", 0.0)
-        self._files = payload_files(folder)
-        self.nbytes = sum(file.end - file.start for file in self._files)
+        self._pieces = payload.pieces(folder)
+        self.nbytes = sum(piece.end - piece.start for piece in self._pieces)
         self.missing = self._count_missing()
         self.complete = self.meta.get("complete", False) and not self.missing
         if not self.settled:
@@ -119,7 +118,7 @@ class Process:
 
     def _count_missing(self) -> int:
         """Count the records whose values the last payload file has lost: it was cut short."""
-        end = self._files[-1].end if self._files else 0
+        end = self._pieces[-1].end if self._pieces else 0
         if end >= self._covered:
             return 0
         sql = "SELECT count(*) FROM main.records WHERE offset + length > ?"
@@ -129,13 +128,18 @@ class Process:
     def _state(self) -> list[tuple[int, int]]:
         """Return size and time of change of each file; they tell whether the recording went on."""
         index = self.folder / fmt.INDEX
-        files = (index, log_of(index), *(file.path for file in payload_files(self.folder)))
-        states = (file.stat() for file in files if file.is_file())
-        return [(stat.st_size, stat.st_mtime_ns) for stat in states]
+        states = [file.stat() for file in (index, log_of(index)) if file.is_file()]
+        grown = [(piece.start, piece.end) for piece in payload.pieces(self.folder)]
+        return [*grown, *((state.st_size, state.st_mtime_ns) for state in states)]
 
     def outdated(self) -> bool:
         """Tell whether more was recorded since this was opened."""
-        return not self.settled and self._state() != self._seen
+        if self.settled:
+            return False
+        there = payload.elsewhere(self.folder.parent)
+        if there is not None:
+            there.refresh()
+        return self._state() != self._seen
 
     def _add_tail(self) -> None:
         """Add the payload frames that were written after the last commit."""
@@ -153,11 +157,11 @@ class Process:
             self.db.write(insert_row, row[:columns])
 
     def _tail(self) -> Iterator[Row]:
-        for start, end, path in self._files:
-            if end > self._covered:
-                with own_file.open_file(path) as stream:
-                    first = max(self._covered - start, 0)
-                    yield from fmt.scan_frames(stream, first, end - start, start)
+        for piece in self._pieces:
+            if piece.end > self._covered:
+                start, first = piece.start, max(self._covered - piece.start, 0)
+                with payload.stream(piece) as stream:
+                    yield from fmt.scan_frames(stream, first, piece.end - start, start)
 
     def _add_root_call(self, index: int) -> None:
         """Add a root call that was not committed, as a step after the last one."""
@@ -190,31 +194,24 @@ class Process:
         Raises:
             CorruptDumpError: the payload file is gone, too short, or does not hold such values.
         """
-        return read_values(self._files, offset, length, dtype, shape, kept)
+        return read_values(self._pieces, offset, length, dtype, shape, kept)
 
 
 def read_values(
-    files: Sequence[PayloadFile], offset: int, length: int, dtype: str,
+    pieces: Sequence[Piece], offset: int, length: int, dtype: str,
     shape: str | tuple[int, ...], kept: str | None,
 ) -> torch.Tensor:  # fmt: skip
     """Return values of the process that wrote these files, as `Process.read` does."""
-    file = Path(fmt.PAYLOAD)
+    name = fmt.PAYLOAD
     try:
-        start, _, file = holding(files, offset)
-        with own_file.open_file(file) as stream:
-            end = start + os.fstat(stream.fileno()).st_size
-            if not (offset >= start and length >= 0 and offset + length <= end):
-                raise ValueError("cut short: the bytes of this tensor lie beyond its end")
-            stream.seek(offset - start)
-            data = bytearray(length)
-            if stream.readinto(data) != length:
-                raise ValueError("it ends early")
+        name = payload.holding(pieces, offset).name
+        data = payload.read(pieces, offset, length)
         sizes = shape_of(shape) if isinstance(shape, str) else shape
         return from_bytes(data, fmt.payload_dtype(kept, dtype), sizes)
     except FileNotFoundError:
-        raise CorruptDumpError(f"{file} is gone: was the run deleted?") from None
+        raise CorruptDumpError(f"{name} is gone: was the run deleted?") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise CorruptDumpError(f"{file}: {error}") from None
+        raise CorruptDumpError(f"{name}: {error}") from None
 
 
 def processes(path: Path) -> list[Process]:

@@ -16,6 +16,7 @@ from llmdebug_nb.core.records import Kernel, Node, Record, RootCall, Site, StepR
 from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.store import compiled, frames, profile, token_rows
 from llmdebug_nb.store.format import FORMAT
+from llmdebug_nb.store.payload import elsewhere
 from llmdebug_nb.store.privacy import Privacy, privacy
 from llmdebug_nb.store.queries import Index
 from llmdebug_nb.store.rows import texts_of
@@ -50,6 +51,12 @@ class Run(Tabular):
     def label(self) -> str:
         """The name that opens this run: ``golden.2`` for a second ``golden``."""
         return self.path.name if self.is_native and self.path is not None else self.name
+
+    @property
+    def where(self) -> str:
+        """What opens this run again: its path, or its URL in a remote store; "" in memory."""
+        there = elsewhere(self.path)
+        return there.url if there is not None else str(self.path or "")
 
     @property
     def is_native(self) -> bool:
@@ -95,7 +102,7 @@ class Run(Tabular):
         return {
             "layout": source.layout,
             "name": self.name,
-            "path": str(self.path or ""),
+            "path": self.where,
             "records": len(self),
             "steps": len(self.index.recorded_steps()),
             "ranks": sorted({process["rank"] for process in source.processes}),
@@ -132,7 +139,7 @@ class Run(Tabular):
         ended_by = info["ended_by"] or "the process ended early"
         state = "" if info["complete"] else f", incomplete ({ended_by})"
         counts = f"{info['records']:,} tensors, steps: {info['steps']}{state}"
-        return printable(f"Run {self.label!r}: {counts}, {shown(str(self.path or 'in memory'))}")
+        return printable(f"Run {self.label!r}: {counts}, {shown(self.where or 'in memory')}")
 
     # -- records ------------------------------------------------------------------------------
 

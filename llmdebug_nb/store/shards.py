@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.store import catalog, reader
+from llmdebug_nb.store import catalog, payload, reader
 from llmdebug_nb.store.joined import JoinedRun, Whole, put_together
-from llmdebug_nb.store.payload_files import payload_files
 from llmdebug_nb.store.process import read_values
 from llmdebug_nb.store.run import Run
 
@@ -49,13 +48,13 @@ class Shards:
         if _marker(path) != self.identity:
             raise CorruptDumpError(f"{path} is another run here")
 
-        files = [payload_files(path / folder) for folder in self.folders]
+        pieces = [payload.pieces(path / folder) for folder in self.folders]
 
         def load(record: Record) -> torch.Tensor:
             number, offset, length = map(int, record.payload.split(","))
             summary = record.summary
             shape, kept = record.payload_shape, record.kept
-            return read_values(files[number], offset, length, summary.dtype, shape, kept)
+            return read_values(pieces[number], offset, length, summary.dtype, shape, kept)
 
         return load
 

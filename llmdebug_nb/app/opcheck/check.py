@@ -291,7 +291,7 @@ def _checks(
     elif jobs < 2 or run.path is None:
         yield from check_all(run, calls, how)
     else:
-        yield from check_in_processes(run.path, calls, how, jobs)
+        yield from check_in_processes(run.where, calls, how, jobs)
 
 
 def _write(check: OpCheck, folder: Path) -> tuple[Path, ...]:

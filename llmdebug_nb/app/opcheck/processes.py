@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import IO
 
 import msgspec
@@ -30,14 +29,14 @@ _CRASHES = 3  # of one process
 
 
 def check_in_processes(
-    path: Path, calls: Sequence[Call], how: How, jobs: int
+    where: str, calls: Sequence[Call], how: How, jobs: int
 ) -> Iterator[CallCheck]:
     """Yield the checks of calls as they come. The processes end with the iterator."""
     waiting: queue.SimpleQueue[list[Call]] = queue.SimpleQueue()
     for start in range(0, len(calls), CHUNK):
         waiting.put(list(calls[start : start + CHUNK]))
     found: queue.SimpleQueue[CallCheck | None] = queue.SimpleQueue()
-    workers = [_Worker(path, how, waiting, found) for _ in range(jobs)]
+    workers = [_Worker(where, how, waiting, found) for _ in range(jobs)]
     try:
         for worker in workers:
             worker.start()
@@ -57,11 +56,11 @@ class _Worker(threading.Thread):
     """Asks one process, and starts it anew if it ends before its answer."""
 
     def __init__(
-        self, path: Path, how: How, waiting: queue.SimpleQueue[list[Call]],
+        self, where: str, how: How, waiting: queue.SimpleQueue[list[Call]],
         found: queue.SimpleQueue[CallCheck | None],
     ) -> None:  # fmt: skip
         super().__init__(daemon=True)
-        self._path, self._how, self._waiting, self._found = path, how, waiting, found
+        self._where, self._how, self._waiting, self._found = where, how, waiting, found
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
         self._crashes = 0
@@ -131,7 +130,7 @@ class _Worker(threading.Thread):
                 start_new_session=True,
             )  # fmt: skip
             assert self._process.stdin is not None
-            self._process.stdin.write(_line({"path": str(self._path), "how": asdict(self._how)}))
+            self._process.stdin.write(_line({"run": self._where, "how": asdict(self._how)}))
         return self._process
 
     def _end(self) -> str:
@@ -161,7 +160,7 @@ def serve() -> None:
     os.dup2(0, 1)  # what an operator prints is no answer
     torch.set_num_threads(1)  # the processes share the cores
     start = json.loads(asked.readline())
-    checker = Checker(open_run(Path(start["path"])), msgspec.convert(start["how"], How))
+    checker = Checker(open_run(start["run"]), msgspec.convert(start["how"], How))
     _serve(checker, asked, answers)
 
 
