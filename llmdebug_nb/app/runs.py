@@ -163,8 +163,8 @@ def _own(where: str | os.PathLike[str] | Run, what: str) -> tuple[Run, Path]:
         )
     if elsewhere(run.path) is not None:
         raise OptionError(
-            f"{run.where} is in a remote store, and only runs of this machine can be {what};"
-            f" llmdebug copy {run.where} copies it to this machine"
+            f"{run.where} is in a remote store, and only runs of this machine can be {what}:"
+            " copy its folder here with the tools of that store"
         )
     return run, run.path
 

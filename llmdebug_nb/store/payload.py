@@ -10,8 +10,6 @@ from typing import BinaryIO, NamedTuple, Protocol, cast
 from llmdebug_nb.store import own_file
 from llmdebug_nb.store.payload_files import payload_files
 
-UPLOAD = "upload.json"  # beside the payload of a run that is uploaded: how far it is
-
 
 class Piece(NamedTuple):
     """A file of a payload: its frames have the offsets from ``start`` to before ``end``.

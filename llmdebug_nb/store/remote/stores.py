@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from llmdebug_nb.core.errors import MissingPackageError, OptionError, RemoteError, first_line
@@ -109,52 +108,6 @@ class Place:
         if size > limit:
             raise RemoteError(f"{self.url} has {size:,} bytes, and {limit:,} at most are expected")
         return self.read(0, size)
-
-    def write(self, data: bytes) -> None:
-        """Write a file, and see that it is there. Raises RemoteError."""
-        self._asked("write", lambda: self._written(lambda: self.fs.pipe_file(self.path, data)))
-        self._check(len(data))
-
-    def put(self, file: Path) -> None:
-        """Write a file of this machine, and see that it is there. Raises RemoteError, OSError."""
-        size = file.stat().st_size
-        self._asked("write", lambda: self._written(lambda: self.fs.put_file(str(file), self.path)))
-        self._check(size)
-
-    def create(self, data: bytes) -> bool:
-        """Write a file unless it is there; return whether it was written. Raises RemoteError."""
-
-        def ask() -> bool:
-            try:
-                self._written(lambda: self.fs.pipe_file(self.path, data, mode="create"))
-            except FileExistsError:
-                return False
-            return True
-
-        return self._asked("write", ask)
-
-    def remove(self) -> None:
-        """Remove a file, if it is there. Raises RemoteError."""
-        try:
-            self._asked("remove", lambda: self.fs.rm_file(self.path))
-        except FileNotFoundError:
-            return
-
-    def _written(self, write: Callable[[], object]) -> None:
-        parent = self.path.rpartition("/")[0]
-        try:
-            write()
-        except FileNotFoundError:  # a file system with folders, or a bucket that is missing
-            self.fs.makedirs(parent, exist_ok=True)
-            write()
-
-    def _check(self, size: int) -> None:
-        try:
-            found, _ = self.state()
-        except FileNotFoundError:
-            found = -1
-        if found != size:
-            raise RemoteError(f"{self.url}: {size:,} bytes were written, and {found:,} are there")
 
     def _asked(self, what: str, ask: Callable[[], T]) -> T:
         """Return an answer of the store. Raises FileNotFoundError, RemoteError."""
