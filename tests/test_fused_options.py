@@ -48,6 +48,8 @@ def kernels(records: Sequence[Record]) -> set[str]:
 WORKS: dict[str, tuple[object, Check]] = {
     "name": ("other", bool),
     "tokens": ("1", steps(1)),
+    "every": (2, steps(0)),
+    "last": (1, steps(1)),
     "rounds": ("1,1", steps(1)),
     "ranks": ("0", steps(0, 1)),
     "warmup": (1, lambda records: -1 in {r.site.generation for r in records}),
@@ -83,6 +85,7 @@ REFUSED: dict[str, tuple[object, str]] = {
     "children": (False, "graph and children=False exclude each other"),
     "logits": (True, "graph and logits exclude each other"),
     "force_eager": (True, "graph and force_eager exclude each other"),
+    "alarm": ("nan", "alarm is for last"),
     "overflow": (0, "no call overflowed"),  # it works: nothing is left of a finite program
 }
 

@@ -117,10 +117,10 @@ class Parts:
             self.notes.append(f"the settings of the models could not be read ({kind})")
             return {}
 
-    def commit(self, last: bool = False) -> None:
-        """Make what a root call recorded part of the dump. ``last``: no root call ends by it."""
+    def commit(self) -> None:
+        """Make what a root call recorded part of the dump."""
         calls = self.steps.take()
         for recorder in self.recorders:
             recorder.end_call(calls)
         if self.ring is not None:
-            self.ring.end() if last else self.ring.turn(calls)
+            self.ring.turn(calls)

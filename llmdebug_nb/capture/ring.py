@@ -12,6 +12,7 @@ from dataclasses import asdict
 
 from llmdebug_nb.capture.alarms import Alarms
 from llmdebug_nb.capture.recorder import Recorder
+from llmdebug_nb.core.columns import AT, Row
 from llmdebug_nb.core.moments import Alarm
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.records import RootCall
@@ -29,20 +30,33 @@ class Ring:
         self._recorders = recorders
         self._waiting: deque[list[RootCall]] = deque()
         self._raised: list[Alarm] = []
-        self._kept = self._seen = 0
+        self._kept = 0
+        self._unplaced: list[RootCall] = []  # after the last one with rows
+        self._with_rows: set[int] = set()  # calls, by index, since the last turn
+        self._taken = -1  # index of the last call here
         self._latest: tuple[int, int] | None = None  # generation and step of the last recorded call
         for recorder in recorders:
-            recorder.watch = alarms.look
+            recorder.watch = self._look
+
+    def _look(self, rows: list[Row]) -> None:
+        self.alarms.look(rows)
+        self._with_rows.update(row[AT["root_call"]] for row in rows)
 
     def turn(self, calls: Sequence[RootCall]) -> None:
-        """Take note that root calls were committed: the last one was recorded.
+        """Take note that root calls were committed.
 
-        Calls between two recorded ones belong to the later one.
+        Calls of which nothing was recorded belong to the next one that has rows.
         """
-        calls = [call for call in calls if call.index >= self._seen]  # others were renumbered
-        if calls:
-            self._seen = calls[-1].index + 1
-            self._add(calls)
+        fresh = [call for call in calls if call.index > self._taken]  # others were renumbered
+        self._taken = max((call.index for call in fresh), default=self._taken)
+        group: list[RootCall] = []
+        for call in (*self._unplaced, *fresh):
+            group.append(call)
+            if call.index in self._with_rows:
+                self._add(group)
+                group = []
+        self._unplaced = group
+        self._with_rows.clear()
         self._judge()
         dropped: list[RootCall] = []
         while len(self._waiting) > self.size:
@@ -76,10 +90,6 @@ class Ring:
             recorder.sink.note({"alarms": [asdict(each) for each in self._raised]})
         text = f"step {now.step}: {alarm.reason}; the steps from {first.step} on are kept"
         print(f"llmdebug: {printable(text)}", file=sys.stderr)
-
-    def end(self) -> None:
-        """Take note of the last commit: no step ends by it."""
-        self._judge()
 
     def notes(self) -> list[str]:
         """Say what was kept."""

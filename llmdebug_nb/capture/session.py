@@ -121,7 +121,7 @@ class Session:
         """
         self.abandon()
         parts = self._parts
-        parts.commit(last=True)
+        parts.commit()
         failures = [recorder.failure for recorder in parts.recorders if recorder.failure]
         settings = parts.settings()
         with ExitStack() as all_of:

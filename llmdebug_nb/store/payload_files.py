@@ -74,6 +74,7 @@ class PayloadWriter:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files = [0]  # where each begins that is there
+        self._ended = False  # the last one gets no further frames
         self._file = self._create()
 
     def _create(self) -> FileIO:
@@ -94,6 +95,8 @@ class PayloadWriter:
 
         If that fails, the file is cut back to its last complete frame.
         """
+        if self._ended:
+            self._next_file()
         start, file = None, self._file.fileno()
         views = [memoryview(part).cast("B") for part in parts if len(part)]
         try:
@@ -115,8 +118,11 @@ class PayloadWriter:
         return self._files[-1] + start
 
     def begin_file(self) -> None:
-        """Let further frames go to a file of their own."""
-        end = self.end
+        """Let further frames go to a file of their own, made with the first of them."""
+        self._ended = True
+
+    def _next_file(self) -> None:
+        self._ended, end = False, self.end
         if end > self._files[-1]:
             self._file.close()
             self._files.append(end)
