@@ -120,6 +120,21 @@ def test_a_message_of_nonsense_is_our_error(message):
         check_request(message)
 
 
+def test_a_case_that_is_slow_only_the_first_time_is_not_slow(prepared, monkeypatch):
+    _, scratch = prepared
+    calls = []
+
+    def case(rng, work):
+        calls.append(work)
+        end = time.process_time() + (0.3 if len(calls) == 1 else 0.0)
+        while time.process_time() < end:
+            pass
+
+    monkeypatch.setattr(fuzz, "SLOW", 0.1)
+    assert fuzz.outcome_of("cold", case, 0, scratch)[0] == "ok"
+    assert len(calls) == 2
+
+
 @pytest.mark.parametrize(("sound", "slow"), [(0.0, True), (0.5, False)])
 def test_a_dump_is_slow_if_it_takes_longer_than_the_same_tour_of_a_sound_one(
     prepared, monkeypatch, sound, slow

@@ -436,7 +436,7 @@ def test_the_pointer_over_a_magic_shows_what_its_options_mean(lab: Lab, page: Pa
         line.element_handle(),
     ) / len("%%llmdump model --tokens 0-3")
     for letter, text in (
-        (19, "--tokens TOKENS\ngenerated tokens: 0-3"),
+        (19, "--tokens TOKENS\ngenerated tokens"),
         (5, "Record the model that runs in this cell"),
     ):
         page.mouse.move(0, 0)
