@@ -316,6 +316,43 @@ class _Summed(torch.autograd.Function):
         return gradient, None
 
 
+class _SummedLater(torch.autograd.Function):
+    """The sum over ranks, by a collective that runs while the program goes on."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        gathering = dist.all_gather(parts, x.clone(), async_op=True)
+        summing = dist.all_reduce(x, async_op=True)
+        summing.wait()
+        forgotten = dist.all_reduce(x.clone(), async_op=True)
+        gathering.wait()
+        forgotten.get_future().wait()
+        return x + 0 * sum(parts)
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+class Later(nn.Module):
+    """What a layer gives, as a sum over ranks: ``[rows, 8]`` -> ``[rows, 8]``."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _SummedLater.apply(self.layer(x))
+
+
+def asynchronous(rank: int, ranks: int) -> None:
+    model, x, y = made()
+    model.layers[0] = Later(model.layers[0])
+    train(model, part(x, rank, ranks), part(y, rank, ranks))
+
+
 class ManualMLP(nn.Module):
     """An MLP whose plain weights are divided by hand, as Megatron and vLLM do it."""
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import llmdebug_nb as ld
 from llmdebug_nb.app.rank_check import check_ranks
+from llmdebug_nb.capture.ranks import NOT_WAITED
 from llmdebug_nb.cli import main
 from llmdebug_nb.comparison.collectives import fault
 from llmdebug_nb.core import placement
@@ -95,6 +96,24 @@ def test_a_collective_is_a_row_with_its_group_at_every_level(
     assert sorted({record.site.rank for record in backward}) == [0, 1]
 
 
+def test_what_an_asynchronous_collective_gives_is_recorded_when_the_program_waits_for_it(
+    server: Server, tmp_path: Path
+) -> None:
+    run = server.record(tmp_path, "asynchronous", ranks=2)
+    summed, gathered = (f"layers.0/Distributed.{name}" for name in ("all_reduce", "all_gather"))
+    taken = [run.tensor(summed, role="input", rank=rank) for rank in (0, 1)]
+    for rank in (0, 1):
+        assert torch.equal(run.tensor(summed, rank=rank), taken[0] + taken[1])
+        for at in (0, 1):
+            assert torch.equal(run.tensor(gathered, slot=str(at), rank=rank), taken[at])
+        assert [each.site.call for each in run.records(path=summed, role="output", rank=rank)] == [
+            0
+        ]
+    lost = [process["lost"] for process in run.source.processes]
+    assert lost == [{NOT_WAITED: 1}] * 2
+    assert check_ranks(run).ok
+
+
 def test_fully_sharded_weights_gradients_and_collectives_are_recorded(
     server: Server, tmp_path: Path
 ) -> None:
@@ -111,7 +130,14 @@ def test_fully_sharded_weights_gradients_and_collectives_are_recorded(
 
 @pytest.mark.parametrize(
     ("program", "ranks"),
-    [("ddp", 2), ("fsdp", 2), ("tensor_parallel", 2), ("manual", 2), ("two_dimensions", 4)],
+    [
+        ("ddp", 2),
+        ("fsdp", 2),
+        ("asynchronous", 2),
+        ("tensor_parallel", 2),
+        ("manual", 2),
+        ("two_dimensions", 4),
+    ],
 )
 def test_recording_changes_no_bit_of_what_ranks_compute(
     server: Server, tmp_path: Path, program: str, ranks: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -22,6 +23,8 @@ from llmdebug_nb.core.placement import COLLECTIVE, REDUCED
 
 if TYPE_CHECKING:
     from llmdebug_nb.capture.observer import Observer
+
+NOT_WAITED = "nobody waited for the result of an asynchronous collective while it was recorded"
 
 Begin = Callable[[str], OpenCall | None]  # of the slot of a gradient
 
@@ -46,6 +49,9 @@ class Ranks:
         # by id of a parameter: how to begin the record of its gradient, its name, and itself
         self._parameters: dict[int, tuple[Begin, str, torch.Tensor]] = {}
         self._had: set[int] = set()  # those that had a gradient before the backward pass
+        # by the Work of an asynchronous collective that nobody waited for yet; and their number
+        self._running: WeakKeyDictionary[object, tuple[OpenCall, object]] = WeakKeyDictionary()
+        self._unwaited = 0
 
     def start(self) -> None:
         if self._follows:
@@ -54,6 +60,10 @@ class Ranks:
     def stop(self) -> None:
         collectives.listeners.remove(self)
         self._parameters.clear()
+        self._running.clear()
+        if self._keeps and self._unwaited:
+            self._recorder.lost[NOT_WAITED] += self._unwaited
+        self._unwaited = 0
 
     def look(self) -> None:
         """Note the groups of ranks, if there are more by now."""
@@ -105,11 +115,21 @@ class Ranks:
         return call
 
     def end_collective(self, call: OpenCall, result: object) -> None:
-        """End the call of a collective. What one writes to later is not recorded."""
+        """End the call of a collective; that of an asynchronous one, when it is waited for."""
         self.leave_collective(call)
         gives, call.gives = call.gives, None
         if gives is None or result is None:
             self._observer.end_module(call, result if gives is None else gives)
+        elif call.recorded:
+            self._running[result] = call, gives
+            self._unwaited += 1
+
+    def end_wait(self, work: object) -> None:
+        """Record what an asynchronous collective gave: the program waited for it just now."""
+        found = self._running.pop(work, None)
+        if found is not None:
+            self._unwaited -= 1
+            self._observer.end_module(*found)
 
     def leave_collective(self, call: OpenCall) -> None:
         """Close the call of a collective, also after an error."""

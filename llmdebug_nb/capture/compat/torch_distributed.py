@@ -159,6 +159,7 @@ _WRITES = {
     "gather": "gather_list", "scatter": "tensor", "recv": "tensor",
 }  # fmt: skip
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")  # what they write to, they read, too
+_WAITS = ("wait", "synchronize")  # of Work
 _FUNCTIONAL = "torch.distributed._functional_collectives"
 _NAMES = (
     "all_reduce", "broadcast", "all_gather_tensor", "all_gather_single", "reduce_scatter_tensor",
@@ -166,25 +167,40 @@ _NAMES = (
 )  # fmt: skip
 
 
-def with_collectives(wrap: Callable[[str, Function], Function]) -> Undo:
+def with_collectives(
+    wrap: Callable[[str, Function], Function], waited: Callable[[object], None]
+) -> Undo:
     """Put ``wrap(name, function)`` in place of functions of `torch.distributed`.
 
-    Return how to undo it. The functional ones, which DTensor calls, are among them.
+    Return how to undo it. The functional ones, which DTensor calls, are among them. ``waited`` gets
+    the `Work` of an asynchronous one whenever a program has waited for it.
     """
     if not torch.distributed.is_available():
         return lambda: None
     undo = _wrapped(torch.distributed, COLLECTIVES, wrap)
+    undo_waits = _wrapped(torch.distributed.Work, _WAITS, functools.partial(_watched_wait, waited))
     undo_functional = with_module(_FUNCTIONAL, lambda home: _wrapped(home, _NAMES, wrap))
 
     def undo_all() -> None:
         undo_functional()
+        undo_waits()
         undo()
 
     return undo_all
 
 
+def _watched_wait(waited: Callable[[object], None], name: str, wait: Function) -> Function:
+    @functools.wraps(wait)
+    def watched(work: object, *args: object, **kwargs: object) -> object:
+        result = wait(work, *args, **kwargs)
+        waited(work)
+        return result
+
+    return watched
+
+
 def _wrapped(
-    home: ModuleType, names: tuple[str, ...], wrap: Callable[[str, Function], Function]
+    home: ModuleType | type, names: tuple[str, ...], wrap: Callable[[str, Function], Function]
 ) -> Undo:
     originals = {name: getattr(home, name) for name in names if hasattr(home, name)}
     for name, function in originals.items():

@@ -26,6 +26,7 @@ class CollectiveListener(Protocol):
     ) -> OpenCall | None: ...
     def end_collective(self, call: OpenCall, result: object) -> None: ...
     def leave_collective(self, call: OpenCall) -> None: ...
+    def end_wait(self, work: object) -> None: ...
 
 
 def _wrap(name: str, function: Function) -> Function:
@@ -44,7 +45,7 @@ def _through(
 ) -> object:
     """Run a collective and record it. Inputs are recorded first, since it may write to them.
 
-    Nobody waits for tensors that it only writes to later, and those are not recorded.
+    What it writes to later is recorded when the program waits for it (`_waited`).
     """
     call = None
     if not pytorch.tracing():
@@ -60,6 +61,11 @@ def _through(
     return result
 
 
+def _waited(work: object) -> None:
+    for listener in listeners:
+        listener.guarded(listener.end_wait, work)
+
+
 listeners: Listeners[CollectiveListener] = Listeners(
-    lambda: torch_distributed.with_collectives(_wrap)
+    lambda: torch_distributed.with_collectives(_wrap, _waited)
 )
