@@ -139,6 +139,7 @@ class FakeView:
             {
                 "id": number,
                 "step": step["index"],
+                "rank": 0,
                 "seq": number,
                 "path": path,
                 "call": 0,
@@ -239,6 +240,7 @@ class FakeView:
             "kept": "runs/compiled.expected.json" * self.report,
             "first_bad": bad[0]["id"] if bad else -1,
             "rows": len(self.data),
+            "ranks": [],
             "inside": self.is_inside,
             "halt": 0,
             "findings": [

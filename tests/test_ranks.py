@@ -28,6 +28,7 @@ from llmdebug_nb.core.placement import Mirrored, Placement, Shard
 from llmdebug_nb.core.rank_checks import Collective
 from llmdebug_nb.core.records import Site
 from llmdebug_nb.show import filters
+from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.world import _grid
 from rank_programs import Server
@@ -344,7 +345,9 @@ def test_statistics_of_a_whole_tensor_follow_from_those_of_its_parts(
     assert (whole.summary.zero, whole.summary.nan) == (there.zero, there.nan)
 
 
-def test_the_explorer_lists_the_rows_of_a_rank(server: Server, tmp_path: Path) -> None:
+def test_the_explorer_lists_the_rows_of_a_rank_and_offers_those_that_there_are(
+    server: Server, tmp_path: Path
+) -> None:
     golden = server.record(tmp_path, "ddp", ranks=2, name="golden")
     mine = server.record(tmp_path, "ddp", "stale", ranks=2)
 
@@ -362,6 +365,9 @@ def test_the_explorer_lists_the_rows_of_a_rank(server: Server, tmp_path: Path) -
         {**request, "start": 0, "n": 99, "text": "rank:1 up", "sort": "", "descending": False}
     )
     assert {report.differences[row["id"]].site.rank for row in page["rows"]} == {1}
+    assert report.view().overview()["ranks"] == RunView(mine).overview()["ranks"] == [0, 1]
+    whole = server.record(tmp_path, "whole", name="whole")
+    assert RunView(whole).overview()["ranks"] == []
     assert "as in rank:1" in filters.problem("rank:x")
 
 

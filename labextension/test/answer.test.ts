@@ -42,6 +42,7 @@ function overview(findings: FindingView[], more: Partial<Overview> = {}): Overvi
     kept: '',
     first_bad: -1,
     rows: 3,
+    ranks: [],
     inside: false,
     halt: 0,
     ...more,

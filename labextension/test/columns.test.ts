@@ -28,10 +28,12 @@ test('a click on another heading starts anew', () => {
 });
 
 test('only a report has verdicts, and only a list of all steps names the step', () => {
-  const names = (report: boolean, every: boolean) =>
-    columnsOf(report, every).map(column => column.name);
+  const names = (report: boolean, every: boolean, ranked = false) =>
+    columnsOf(report, every, ranked).map(column => column.name);
   expect(names(true, false)).toContain('verdict');
   expect(names(false, false)).not.toContain('verdict');
   expect(names(true, true)[0]).toBe('step');
   expect(names(true, false)).not.toContain('step');
+  expect(names(true, false)).not.toContain('rank');
+  expect(names(false, false, true)[0]).toBe('rank');
 });

@@ -128,7 +128,7 @@ export function step(index: number, more: Partial<Step> = {}): Step {
 
 export function row(id: number, more: Partial<Row> = {}): Row {
   return {
-    ...{ id, step: 0, seq: id, path: `layers.${id}`, call: 0, role: 'output', slot: '0' },
+    ...{ id, step: 0, rank: 0, seq: id, path: `layers.${id}`, call: 0, role: 'output', slot: '0' },
     ...{ op: 'Linear', dtype: 'float32', shape: [2, 3], min: -1, max: 1, mean: 0, l2norm: 2 },
     ...{ nan: 0, inf: 0, kept: true, verdict: null, error: null, limit: null },
     ...{ reason: '', expected: '', mark: -1 },
@@ -158,7 +158,7 @@ export function overview(more: Partial<Overview> = {}): Overview {
   return {
     ...{ kind: 'report' as const, title: 'golden against mine', golden: 'golden', mine: 'mine' },
     ...{ verdict: 'diverged' as const, caution: '', lines: [], summary: '', notes: [] },
-    ...{ steps: [step(0), step(1)], findings: [], marks: [], kept: '', first_bad: -1 },
+    ...{ steps: [step(0), step(1)], findings: [], marks: [], kept: '', first_bad: -1, ranks: [] },
     ...{ rows: 4, inside: false, halt: 0 },
     ...more,
   };

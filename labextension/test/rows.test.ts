@@ -14,7 +14,7 @@ afterEach(() => {
 const NODE = { id: 4, path: 'model.layers' } as TreeNode;
 const bad = { verdict: 'diverged', error: 0.5, limit: 0.1 } as const;
 
-function rows(report = true, all: Row[] = [row(0), row(1, bad), row(2)]) {
+function rows(report = true, all: Row[] = [row(0), row(1, bad), row(2)], ranks: number[] = []) {
   const problems: Record<string, string> = { '>x': 'x is no number' };
   const failing = new Set<string>();
   const kernel = new Kernel({
@@ -27,7 +27,7 @@ function rows(report = true, all: Row[] = [row(0), row(1, bad), row(2)]) {
     row: ({ row: id }) => ({ row: all[id]!, index: id }),
   });
   const events = { choose: vi.fn(), clearNode: vi.fn(), narrowed: vi.fn() };
-  const made = new Rows(kernel.ask, report, index => `token ${index}`, events);
+  const made = new Rows(kernel.ask, report, ranks, index => `token ${index}`, events);
   document.body.replaceChildren(made.root);
   const grid = made.root.querySelector<HTMLElement>('[role=grid]')!;
   const show = async (step = 0, node: TreeNode | null = null) => {
@@ -174,6 +174,32 @@ test('the reply to an earlier filter says nothing about the later one', async ()
   await kernel.reply(1, 0);
   expect(grid.dataset.none).toBe(T.noRecords);
   expect(grid.classList.contains('llmdebug-none')).toBe(false);
+});
+
+test('a rank can be chosen where there are several; it is a part of the filter', async () => {
+  const { made, kernel, show, type } = rows(true, undefined, [0, 1]);
+  await show();
+  const choice = made.root.querySelector<HTMLSelectElement>('.llmdebug-rank')!;
+  expect([...choice.options].map(option => option.text)).toEqual(['all ranks', 'rank 0', 'rank 1']);
+  const choose = async (value: string) => {
+    choice.value = value;
+    choice.dispatchEvent(new Event('change'));
+    await settled();
+    return kernel.of('rows').at(-1)!.text;
+  };
+  await type('down nan');
+  expect(await choose('1')).toBe('down nan rank:1');
+  expect(await choose('0')).toBe('down nan rank:0');
+  expect(await choose('')).toBe('down nan');
+  for (const [text, chosen] of [
+    ['rank:1 up', '1'],
+    ['rank:0 rank:1', ''],
+    ['frank:1', ''],
+  ] as const) {
+    await type(text);
+    expect(choice.value).toBe(chosen);
+  }
+  expect(rows().made.root.querySelector('.llmdebug-rank')).toBeNull();
 });
 
 test('a heading sorts, reverses and restores, and says how', async () => {

@@ -76,6 +76,14 @@ test.each(['nan', 'max>1', 'id:3_1'])(
   },
 );
 
+test('ranks are chosen as by the kernel', async () => {
+  const rows = [0, 1, 2].map(rank => row(rank, { rank, path: `layers.${rank % 2}.up` }));
+  const ranked = page({ rows, homes: [0, 0, 0] });
+  expect(await ids({ text: 'rank:1' }, ranked)).toEqual([1]);
+  expect(await ids({ text: 'rank:0 rank:2 up' }, ranked)).toEqual([0, 2]);
+  expect(await ids({ text: 'rank:2 layers.1' }, ranked)).toEqual([]);
+});
+
 test('a window of the list has its place and the number of all rows', async () => {
   const answer = await ask(page(), 'rows', { ...ALL, step: 0, start: 1, n: 2 });
   expect([answer.re, answer.total, answer.start]).toEqual([5, 4, 1]);

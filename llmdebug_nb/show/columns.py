@@ -143,6 +143,7 @@ class Columns:
             return ranks
         columns: dict[str, Callable[[], Array]] = {
             "step": lambda: self.step.astype(float),
+            "rank": lambda: np.array([d.site.rank for d in rows], float),
             "seq": lambda: np.array([d.pair.either.seq for d in rows], float),
             "op": lambda: _ranks([d.op for d in rows]),
             "dtype": lambda: _ranks([d.pair.either.summary.dtype for d in rows]),

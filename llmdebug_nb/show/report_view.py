@@ -35,7 +35,7 @@ from llmdebug_nb.show.text import report_text
 from llmdebug_nb.show.tokens import Tokenizer, texts
 from llmdebug_nb.show.tree import Tree
 from llmdebug_nb.show.view_data import Answer, ReportData
-from llmdebug_nb.show.views import Judged, View, axes_of, side_view
+from llmdebug_nb.show.views import Judged, View, axes_of, several, side_view
 from llmdebug_nb.show.words import expected_text, labels, made_text
 
 _PAGE = 1000  # rows at most
@@ -125,6 +125,7 @@ class ReportView(View):
             "kept": self._report.kept_in,
             "first_bad": int(bad[0]) if len(bad) else -1,
             "rows": len(self.differences),
+            "ranks": several(d.site.rank for d in self.differences),
             "inside": self._whole is not None,
             "halt": 0,
         }

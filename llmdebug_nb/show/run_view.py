@@ -18,7 +18,7 @@ from llmdebug_nb.show.text import run_text
 from llmdebug_nb.show.timeline import Timeline, timeline
 from llmdebug_nb.show.tokens import Tokenizer, texts
 from llmdebug_nb.show.tree import Tree
-from llmdebug_nb.show.views import View, side_view
+from llmdebug_nb.show.views import View, several, side_view
 from llmdebug_nb.show.words import count_text, made_text, size_text
 
 _CACHED_LISTS = 4
@@ -85,6 +85,7 @@ class RunView(View):
             "kept": "",
             "first_bad": -1 if first is None else first,
             "rows": self.run.info()["records"],
+            "ranks": several(self.run.info()["ranks"]),
             "inside": False,
             "halt": self.halted.number if self.halted else 0,
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -235,6 +235,7 @@ class View(ABC):
         return {
             "id": row,
             "step": self.step_index_of(s),
+            "rank": s.rank,
             "seq": record.seq,
             "path": s.path,
             "call": s.call,
@@ -252,6 +253,12 @@ class View(ABC):
             "kept": record.payload is not None,
             **(judged or {**_NOT_JUDGED, "reason": record.lost or ""}),
         }
+
+
+def several(ranks: Iterable[int]) -> list[int]:
+    """Return the ranks that rows are of, in their order; none if they are of one."""
+    found = sorted(set(ranks))
+    return found if len(found) > 1 else []
 
 
 def side_view(which: wire.Which, run: OpenedRun, record: Record) -> wire.Side:

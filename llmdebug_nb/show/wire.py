@@ -18,7 +18,9 @@ Relation = Literal["inputs", "outputs", "consumers", "siblings"]
 Verdict = Literal[
     "match", "within_noise", "expected", "diverged", "unmatched", "nondeterministic", "incomparable"
 ]
-Sort = Literal["", "step", "seq", "path", "op", "dtype", "shape", "error", "limit", "verdict"]
+Sort = Literal[
+    "", "step", "rank", "seq", "path", "op", "dtype", "shape", "error", "limit", "verdict"
+]
 Scope = Literal["tensor", "step", "module"]
 
 
@@ -85,6 +87,7 @@ class Row(TypedDict):
 
     id: int
     step: int
+    rank: int
     seq: int
     path: str
     call: int
@@ -170,6 +173,7 @@ class Overview(TypedDict):
     ``inside``: it is the comparison of a blamed module, recorded again with its operators.
     ``halt``: the number of the halt that it shows, from 1; 0: no program is stepped through.
     ``marks``: the expectations; ``kept``: the file they are kept in, "" for none.
+    ``ranks``: those that the rows are of, if there are several.
     """
 
     kind: Literal["run", "report"]
@@ -187,6 +191,7 @@ class Overview(TypedDict):
     kept: str
     first_bad: int
     rows: int
+    ranks: list[int]
     inside: bool
     halt: int
 

@@ -11,7 +11,9 @@ interface Answered {
 }
 
 /** Filters that need the kernel: `nan`, `inf`, comparisons, and execution ids. */
-const FIGURES = /(^|\s)(nan|inf)(\s|$)|[<>]|(^|\s)(id|rank):/i;
+const FIGURES = /(^|\s)(nan|inf)(\s|$)|[<>]|(^|\s)id:/i;
+
+const RANK = /^rank:\d+$/;
 
 export class Saved implements Connection {
   onMessage?: Connection['onMessage'];
@@ -105,10 +107,13 @@ export class Saved implements Connection {
   private passes(row: Row, home: number, { node, mismatch, text }: Listed): boolean {
     if (node >= 0 && !this.up(home).includes(node)) return false;
     if (mismatch && !this.isMismatch(row)) return false;
-    const { path, role, slot, op, dtype, verdict } = row;
+    const { path, rank, role, slot, op, dtype, verdict } = row;
     const short = role.endsWith('input') ? 'in' : 'out';
     const shown = `${path} ${role}[${slot}] ${short}[${slot}] ${op} ${dtype} ${verdict ?? ''}`;
-    const words = text.toLowerCase().split(/\s+/);
+    const parts = text.toLowerCase().split(/\s+/);
+    const ranks = parts.filter(part => RANK.test(part));
+    const words = parts.filter(part => !RANK.test(part));
+    if (ranks.length && !ranks.includes(`rank:${rank}`)) return false;
     return words.every(word => shown.toLowerCase().includes(word));
   }
 

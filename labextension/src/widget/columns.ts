@@ -13,6 +13,7 @@ export type Order = Pick<Listed, 'sort' | 'descending'>;
 
 const FIGURE = { width: 60, numeric: true };
 const STEP: Column = { name: 'step', width: 78 };
+const RANK: Column = { name: 'rank', width: 40, numeric: true };
 const COMMON: Column[] = [
   { name: 'seq', width: 46, numeric: true },
   { name: 'path', width: 0 },
@@ -30,9 +31,14 @@ const OF_REPORT: Column[] = [
   { name: 'verdict', width: 124 },
 ];
 
-/** `every`: the list holds the records of all steps. */
-export function columnsOf(report: boolean, every: boolean): Column[] {
-  return [...(every ? [STEP] : []), ...COMMON, ...(report ? OF_REPORT : OF_RUN)];
+/** `every`: the list holds the records of all steps. `ranked`: there are several ranks. */
+export function columnsOf(report: boolean, every: boolean, ranked = false): Column[] {
+  return [
+    ...(every ? [STEP] : []),
+    ...(ranked ? [RANK] : []),
+    ...COMMON,
+    ...(report ? OF_REPORT : OF_RUN),
+  ];
 }
 
 /**
@@ -42,7 +48,7 @@ export function columnsOf(report: boolean, every: boolean): Column[] {
  * the third one restores execution order.
  */
 export function nextOrder({ sort, descending }: Order, { name, numeric }: Column): Order {
-  const first = numeric === true && name !== 'seq';
+  const first = numeric === true && name !== 'seq' && name !== 'rank';
   if (sort !== name) return { sort: name as Sort, descending: first };
   return descending === first ? { sort, descending: !first } : { sort: '', descending: false };
 }

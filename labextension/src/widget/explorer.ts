@@ -99,7 +99,7 @@ export class Explorer {
     const saved = model.get('saved');
     this.tree = new Tree(ask, node => this.under(node));
     const stepLabel = (index: number) => this.overview.steps[index]?.label ?? String(index);
-    this.rows = new Rows(ask, report, stepLabel, {
+    this.rows = new Rows(ask, report, overview.ranks, stepLabel, {
       choose: row => this.set('selected', row.id),
       clearNode: () => this.under(null),
       narrowed: () => void this.follow(false),

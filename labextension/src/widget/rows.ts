@@ -28,6 +28,8 @@ export const WHOLE: Filter = {
   descending: false,
 };
 
+const RANK = /\brank:(\d+)\b/i;
+
 export interface RowsEvents {
   choose: (row: Row) => void;
   clearNode: () => void;
@@ -62,6 +64,11 @@ export class Rows {
     'aria-label': T.filter,
     oninput: () => this.typed(),
   });
+  private rank = h('select', {
+    class: 'llmdebug-rank',
+    'aria-label': T.rank,
+    onchange: () => this.chooseRank(),
+  });
   private mismatch = h('input', {
     type: 'checkbox',
     class: 'llmdebug-mismatches',
@@ -78,6 +85,7 @@ export class Rows {
   constructor(
     private ask: Ask,
     private report: boolean,
+    private ranks: number[],
     private stepLabel: (index: number) => string,
     private events: RowsEvents,
   ) {
@@ -94,6 +102,10 @@ export class Rows {
     this.arrange();
     grid.addEventListener('click', event => this.click(event));
     grid.addEventListener('keydown', event => this.key(event));
+    this.rank.append(
+      h('option', { value: '' }, T.everyRank),
+      ...ranks.map(rank => h('option', { value: rank }, T.ofRank(rank))),
+    );
     this.root = h(
       'section',
       { class: 'llmdebug-rows', 'aria-label': T.records },
@@ -101,6 +113,7 @@ export class Rows {
         'div',
         { class: 'llmdebug-bar' },
         this.text,
+        ranks.length ? this.rank : null,
         report ? h('label', {}, this.mismatch, T.mismatches) : null,
         report ? h('label', { title: T.everyHint }, this.every, T.every) : null,
         this.chip,
@@ -198,7 +211,7 @@ export class Rows {
   }
 
   private arrange(): void {
-    this.columns = columnsOf(this.report, this.every.checked);
+    this.columns = columnsOf(this.report, this.every.checked, this.ranks.length > 0);
     const { style } = this.list.root;
     style.setProperty(
       '--llmdebug-columns',
@@ -208,12 +221,22 @@ export class Rows {
     this.head.replaceChildren(...this.columns.map(column => this.heading(column)));
   }
 
+  /** The rank is a part of the typed filter: the choice writes it there. */
+  private chooseRank(): void {
+    const others = this.text.value.split(/\s+/).filter(part => part && !RANK.test(part));
+    const rank = this.rank.value === '' ? [] : [`rank:${this.rank.value}`];
+    this.text.value = [...others, ...rank].join(' ');
+    this.narrow();
+  }
+
   private typed(): void {
     clearTimeout(this.typing);
     this.typing = setTimeout(() => this.narrow(), TYPING_MS);
   }
 
   private narrow(): void {
+    const ranks = [...this.text.value.matchAll(new RegExp(RANK, 'gi'))];
+    this.rank.value = ranks.length === 1 ? ranks[0]![1]! : '';
     this.reload();
     this.events.narrowed();
   }

@@ -177,6 +177,9 @@ export const filterHelp = [
   'A pair is listed if either side passes.',
   'A tensor with NaN values has no maximum, minimum, mean or norm.',
 ].join('\n');
+export const rank = 'Rank';
+export const everyRank = 'all ranks';
+export const ofRank = (rank: number) => `rank ${rank}`;
 export const mismatches = 'mismatches only';
 export const every = 'all tokens';
 export const everyHint = 'List the records of all tokens';
@@ -192,6 +195,7 @@ export const root = '(root)';
 export const columns = {
   seq: '#',
   step: 'token',
+  rank: 'rank',
   path: 'tensor',
   op: 'op',
   dtype: 'type',

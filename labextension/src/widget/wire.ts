@@ -5,7 +5,7 @@ export type Which = 'golden' | 'mine' | 'difference';
 export type Tab = 'golden' | 'mine' | 'difference' | 'all';
 export type Relation = 'inputs' | 'outputs' | 'consumers' | 'siblings';
 export type Verdict = 'match' | 'within_noise' | 'expected' | 'diverged' | 'unmatched' | 'nondeterministic' | 'incomparable';
-export type Sort = '' | 'step' | 'seq' | 'path' | 'op' | 'dtype' | 'shape' | 'error' | 'limit' | 'verdict';
+export type Sort = '' | 'step' | 'rank' | 'seq' | 'path' | 'op' | 'dtype' | 'shape' | 'error' | 'limit' | 'verdict';
 export type Scope = 'tensor' | 'step' | 'module';
 export type LineState = 'equal' | 'rewritten' | 'guilty' | 'inherited';
 
@@ -71,6 +71,7 @@ export interface Children {
 export interface Row {
   id: number;
   step: number;
+  rank: number;
   seq: number;
   path: string;
   call: number;
@@ -154,6 +155,7 @@ export interface Mark {
  * ``inside``: it is the comparison of a blamed module, recorded again with its operators.
  * ``halt``: the number of the halt that it shows, from 1; 0: no program is stepped through.
  * ``marks``: the expectations; ``kept``: the file they are kept in, "" for none.
+ * ``ranks``: those that the rows are of, if there are several.
  */
 export interface Overview {
   kind: 'run' | 'report';
@@ -171,6 +173,7 @@ export interface Overview {
   kept: string;
   first_bad: number;
   rows: number;
+  ranks: number[];
   inside: boolean;
   halt: number;
 }
