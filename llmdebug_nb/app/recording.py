@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from llmdebug_nb.app import uploading
 from llmdebug_nb.app.live_models import (
     compilable_in,
     models_in,
@@ -21,6 +22,7 @@ from llmdebug_nb.app.live_models import (
     remember_run,
 )
 from llmdebug_nb.app.runs import recorded
+from llmdebug_nb.app.uploading import Uploading
 from llmdebug_nb.capture.hooks import module_tree
 from llmdebug_nb.core import determinism, interrupts
 from llmdebug_nb.core.errors import CaptureError, OptionError, StoreError
@@ -87,7 +89,9 @@ class Recording:
             compiles: record all code that is compiled with `backend`.
 
         Raises:
-            OptionError: no module, the same one twice, or no model where one is to be compiled.
+            OptionError: no module, the same one twice, or no model where one is to be compiled; or
+                a store that can't be recorded to.
+            MissingPackageError: the package for a store is not installed.
         """
         if options.graph is not None and model is None and not compiles:
             raise OptionError(
@@ -96,6 +100,7 @@ class Recording:
                 " recorded by fx_backend and inductor_backend"
             )
         self.options = options
+        self._url = uploading.url_of(options)
         self._rank = rank_here() if rank is None else rank
         # what a runtime runs can't be compiled; vLLM's model can
         self._models = models_in(model) if options.graph is None else compilable_in(model)
@@ -105,6 +110,7 @@ class Recording:
         self._switched = determinism.Switched()
         self._run_folders: list[Path] = []
         self._process_folders: list[Path] = []  # this process's part of each run
+        self._uploads: list[Uploading] = []
         self.run: Run | None = None
 
     @interrupts.held
@@ -118,7 +124,8 @@ class Recording:
         with ExitStack() as undo:
             undo.callback(interrupts.unwatch, self)
             interrupts.watch(self)  # until `abandon`, or the end of `stop`
-            self._run_folders, self._process_folders, self._pid = [], [], os.getpid()
+            self._run_folders, self._process_folders, self._uploads = [], [], []
+            self._pid = os.getpid()
             undo.callback(self._discard)
             session = self._hooked(undo)
             session.start()
@@ -178,10 +185,14 @@ class Recording:
     def _writer(self, folder: Path) -> Writer:
         writer = Writer(folder, self._rank)
         self._process_folders.append(writer.folder)
+        if self._url is not None:
+            self._uploads.append(uploading.begin(writer.folder, self._url))
         return writer
 
     def _discard(self) -> None:
         """Remove the empty folders; what other ranks wrote stays."""
+        for upload in self._uploads:
+            upload.drop()
         for folder in self._process_folders:
             shutil.rmtree(folder, ignore_errors=True)
         for folder in self._run_folders:
@@ -224,6 +235,10 @@ class Recording:
         atexit.unregister(self.at_exit)
         try:
             session.stop(ended_by)
+        except BaseException:
+            for upload in self._uploads:
+                upload.end()
+            raise
         finally:
             self._switched.restore()
         if run.path is not None:
@@ -233,6 +248,8 @@ class Recording:
             self._forget()
             self._discard()
             raise refusal
+        for missing in uploading.finish(self._uploads, self._run_folders):
+            warnings.warn(missing, stacklevel=4)
         return run
 
     remove = stop
@@ -371,4 +388,7 @@ def rank_here() -> int:
 
 
 def _parent(options: DumpOptions) -> Path:
-    return runs_folder() if options.path is None else Path(options.path)
+    """Return the folder that will hold the run; one for a store is recorded here first."""
+    if options.path is None or uploading.url_of(options) is not None:
+        return runs_folder()
+    return Path(options.path)

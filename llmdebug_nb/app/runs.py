@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -10,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from llmdebug_nb.app import uploading
 from llmdebug_nb.app.scratch import Scratch
 from llmdebug_nb.core.bars import progress_bar
 from llmdebug_nb.core.errors import OptionError, StoreError, UnknownRunError
@@ -50,7 +52,9 @@ def open_run(where: str | os.PathLike[str] | Run) -> Run:
 @functools.cache
 def _mirrors() -> Scratch:
     """The folder for the indexes of runs in remote stores."""
-    return Scratch("remote")
+    scratch = Scratch("remote")
+    atexit.register(scratch.remove)
+    return scratch
 
 
 def runs() -> list[Run]:
@@ -163,8 +167,8 @@ def _own(where: str | os.PathLike[str] | Run, what: str) -> tuple[Run, Path]:
         )
     if elsewhere(run.path) is not None:
         raise OptionError(
-            f"{run.where} is in a remote store, and only runs of this machine can be {what}:"
-            " copy its folder here with the tools of that store"
+            f"{run.where} is in a remote store, and only runs of this machine can be {what};"
+            f" llmdebug copy {run.where} copies it to this machine"
         )
     return run, run.path
 
@@ -184,6 +188,9 @@ def describe_run(run: Run) -> str:
     text = "; ".join([", ".join(first), *meta.get("determinism", []), *(meta.get("notes") or [])])
     if not info["complete"]:
         text += f"; incomplete: {info['ended_by'] or 'the recording ended early'}"
+    if run.path is not None and elsewhere(run.path) is None and run.is_native:
+        missing, (_, url) = uploading.unfinished(run.path), uploading.destination(run.path)
+        text += f"; {missing}" if missing else f"; uploaded to {url}" if url else ""
     for why, count in (meta.get("lost") or {}).items():
         text += f"; {count:,} not kept: {why}"
     for problem, count in (meta.get("problems") or {}).items():

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from llmdebug_nb.cli import (
     compare,
+    copy,
     doctor,
     dump,
     errcheck,
@@ -40,6 +41,7 @@ _COMMANDS = (
     reduce.add_reduce,
     reduce.add_convert,
     redact.add,
+    copy.add,
     report.add_export,
     tables.add_tables,
     tables.add_timeline,

@@ -98,7 +98,8 @@ class DumpOptions:
 
     name: str = option("run", "name of the run", HOW_MUCH, read=read.name)
     path: str | os.PathLike[str] | None = option(
-        None, f"folder that will hold the run (default: {RUNS_FOLDER})", HOW_MUCH,
+        None, "folder that will hold the run, or the URL of one, such as s3://bucket/runs"
+        f" (default: {RUNS_FOLDER})", HOW_MUCH,
         read=read.path("the folder that will hold the run"),
         flags=("-o", "--output"), metavar="DIR",
     )  # fmt: skip

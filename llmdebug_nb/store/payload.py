@@ -1,7 +1,12 @@
-"""Reading the payload of a process, whose files lie in its folder or in a remote store."""
+"""Reading the payload of a process, whose files lie in its folder or in a remote store.
+
+Files that follow each other without a gap are read as one: a store of objects can't append, so
+what is one file here is there in parts, whose borders may lie inside a tensor.
+"""
 
 from __future__ import annotations
 
+import bisect
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,12 +15,14 @@ from typing import BinaryIO, NamedTuple, Protocol, cast
 from llmdebug_nb.store import own_file
 from llmdebug_nb.store.payload_files import payload_files
 
+UPLOAD = "upload.json"  # beside the payload of a run that is uploaded: how far it is
+
 
 class Piece(NamedTuple):
-    """A file of a payload: its frames have the offsets from ``start`` to before ``end``.
+    """Bytes of a payload, in a file or several: those from ``start`` to before ``end``.
 
-    ``fill(at, view)`` reads as many bytes as the view has, from ``at`` of the file on. It raises
-    FileNotFoundError, OSError or a StoreError.
+    ``name``: of the first file. ``fill(at, view)`` reads as many bytes as the view has, from ``at``
+    of the piece on. It raises FileNotFoundError, OSError or a StoreError.
     """
 
     start: int
@@ -27,13 +34,13 @@ class Piece(NamedTuple):
 class Elsewhere(Protocol):
     """A run in a remote store, of which this machine has marker and index in a folder.
 
-    ``url``: its place. ``pieces(process)``: the payload of a process folder, by name.
+    ``url``: its place. ``files(process)``: the payload files of a process folder, by name.
     ``refresh()``: look whether the run has grown, and copy its index again if so.
     """
 
     url: str
 
-    def pieces(self, process: str) -> list[Piece]: ...
+    def files(self, process: str) -> list[Piece]: ...
 
     def refresh(self) -> None: ...
 
@@ -52,19 +59,48 @@ def elsewhere(run: Path | None) -> Elsewhere | None:
 
 
 def pieces(process: Path) -> list[Piece]:
-    """Return the files of a payload in the order of their offsets. Raises CorruptDumpError."""
+    """Return a payload in the order of offsets, with gaps between pieces.
+
+    Raises CorruptDumpError: a file is a link, no regular file, or begins inside another.
+    """
     there = _elsewhere.get(process.parent)
     if there is not None:
-        return there.pieces(process.name)
+        return joined(there.files(process.name))
     found = payload_files(process)
-    return [Piece(start, end, str(path), _filler(path)) for start, end, path in found]
+    return joined([Piece(start, end, str(path), _filler(path)) for start, end, path in found])
+
+
+def joined(files: Sequence[Piece]) -> list[Piece]:
+    """Return pieces in the order of offsets, with those put together that have no gap between."""
+    rows: list[list[Piece]] = []
+    for file in files:
+        if rows and rows[-1][-1].end == file.start:
+            rows[-1].append(file)
+        else:
+            rows.append([file])
+    return [row[0] if len(row) == 1 else _joined(row) for row in rows]
+
+
+def _joined(row: Sequence[Piece]) -> Piece:
+    """Return files of which each begins where the one before it ends as one piece."""
+    first, starts = row[0].start, [piece.start for piece in row]
+
+    def fill(at: int, view: memoryview) -> None:
+        at += first
+        while len(view):
+            piece = row[bisect.bisect_right(starts, at) - 1]
+            count = min(len(view), piece.end - at)
+            piece.fill(at - piece.start, view[:count])
+            at, view = at + count, view[count:]
+
+    return Piece(first, row[-1].end, row[0].name, fill)
 
 
 def read(found: Sequence[Piece], offset: int, length: int) -> bytearray:
     """Return bytes of a payload. Place and length are checked before memory is allocated.
 
     Raises:
-        ValueError: they lie beyond the end of their file. FileNotFoundError, OSError, StoreError:
+        ValueError: they lie beyond the end of their piece. FileNotFoundError, OSError, StoreError:
             that can't be read.
     """
     piece = holding(found, offset)
@@ -76,7 +112,7 @@ def read(found: Sequence[Piece], offset: int, length: int) -> bytearray:
 
 
 def holding(found: Sequence[Piece], offset: int) -> Piece:
-    """Return the file that an offset belongs to. Raises FileNotFoundError: there is none."""
+    """Return the piece that an offset belongs to. Raises FileNotFoundError: there is none."""
     before = [piece for piece in found if piece.start <= offset]
     if not before:
         raise FileNotFoundError
@@ -84,7 +120,7 @@ def holding(found: Sequence[Piece], offset: int) -> Piece:
 
 
 def stream(piece: Piece) -> BinaryIO:
-    """Return a file of a payload as one that can be read from any place."""
+    """Return a piece of a payload as a file that can be read from any place."""
     return cast("BinaryIO", io.BufferedReader(_Stream(piece)))
 
 
@@ -93,7 +129,7 @@ def _filler(file: Path) -> Callable[[int, memoryview], None]:
         with own_file.open_file(file) as opened:
             opened.seek(at)
             if fill_from(opened, view) != len(view):
-                raise OSError("cut short: it ends early")
+                raise OSError(f"cut short: {file.name} ends early")
 
     return fill
 

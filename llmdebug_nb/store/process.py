@@ -208,8 +208,9 @@ def read_values(
         data = payload.read(pieces, offset, length)
         sizes = shape_of(shape) if isinstance(shape, str) else shape
         return from_bytes(data, fmt.payload_dtype(kept, dtype), sizes)
-    except FileNotFoundError:
-        raise CorruptDumpError(f"{name} is gone: was the run deleted?") from None
+    except FileNotFoundError as error:
+        gone = error.filename or name
+        raise CorruptDumpError(f"{gone} is gone: was the run deleted?") from None
     except (OSError, ValueError, RecursionError) as error:
         raise CorruptDumpError(f"{name}: {error}") from None
 

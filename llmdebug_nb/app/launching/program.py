@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmdebug_nb.app import uploading
 from llmdebug_nb.app.launching import process, products
 from llmdebug_nb.app.launching.children import Unreached, why_unreached
 from llmdebug_nb.app.launching.environment import PthFile, environment
@@ -94,14 +95,19 @@ def launch(
     """
     words = words_of(command)
     chosen = _checked(files, options)
-    parent = (runs_folder() if chosen.path is None else Path(chosen.path)).absolute()
+    url = uploading.url_of(chosen)  # its processes record here first
+    parent = (runs_folder() if chosen.path is None or url else Path(chosen.path)).absolute()
     refuse_bad_place(parent)
     _refuse_full_disk(parent, chosen)
-    orders = {**_plain(chosen), "path": str(parent)}
+    orders = {**_plain(chosen), "path": url or str(parent)}
     with hooked(words, orders, chosen.seed, pth) as (handover, variables):
+        if url is not None:
+            variables["LLMDEBUG_RUNS"] = str(parent)
         launched = _run(words, variables, handover, pth, output)
     if files and launched.path is not None:
         launched.messages += products.write(launched.path, files)
+    if url is not None and launched.path is not None:
+        launched.messages += uploading.messages(launched.path, url)
     return launched
 
 

@@ -53,7 +53,7 @@ class Mirror:
         """Copy marker and indexes into a new folder. Raises FileNotFoundError, StoreError."""
         self.place, self.folder, self.url = place, folder, place.url
         self._files: dict[str, _Files] = {}
-        self._pieces: dict[str, list[Piece]] = {}
+        self._payload: dict[str, list[Piece]] = {}
         self._looked = 0.0
         marker = (place / fmt.MARKER).head(_MAX_MARKER)
         folder.mkdir(PRIVATE_FOLDER, parents=True)
@@ -66,9 +66,9 @@ class Mirror:
             raise
         payload.lies_elsewhere(folder, self)
 
-    def pieces(self, process: str) -> list[Piece]:
-        """Return the payload of a process folder, by name."""
-        return self._pieces.get(process, [])
+    def files(self, process: str) -> list[Piece]:
+        """Return the payload files of a process folder, by name."""
+        return self._payload.get(process, [])
 
     def refresh(self) -> None:
         """Look whether the run has grown, and copy its index again if so.
@@ -115,7 +115,7 @@ class Mirror:
                 break
         else:
             raise RemoteError(f"{process.url}: its index changes while it is copied; try again")
-        self._pieces[process.name] = _pieces(process)
+        self._payload[process.name] = payload_files(process)
 
     def _put_in_place(self, folder: Path, files: _Files) -> None:
         log = log_of(folder / fmt.INDEX).name
@@ -148,8 +148,11 @@ def _fetch(file: Place, size: int, to: Path) -> None:
             copy.write(file.read(start, min(start + REQUEST, size)))
 
 
-def _pieces(process: Place) -> list[Piece]:
-    """Return the files of the payload of a process, as `payload.pieces` does."""
+def payload_files(process: Place) -> list[Piece]:
+    """Return the payload files of a process in the order of their offsets.
+
+    Raises FileNotFoundError, RemoteError.
+    """
     children = process.children()
     starts = {name: start for name in children if (start := start_of(name)) is not None}
     pieces = []

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from llmdebug_nb.core.errors import MissingPackageError, OptionError, RemoteError, first_line
@@ -38,11 +39,21 @@ def without_secrets(url: str) -> str:
     return _SECRET.sub("", url)
 
 
+def inside(url: str, name: str) -> str:
+    """Return the URL of what has a name in a folder."""
+    folder = url if url.endswith("://") else url.rstrip("/")
+    return f"{folder}/{name}"
+
+
 class Entry(NamedTuple):
     """What lies in a folder. ``size``: None if the store does not tell."""
 
     is_folder: bool
     size: int | None
+
+
+class _NoBucketError(Exception):
+    """The bucket, or the first folder of a path, does not exist."""
 
 
 @dataclass
@@ -62,7 +73,7 @@ class Place:
     _health: _Health = field(default_factory=_Health)
 
     def __truediv__(self, name: str) -> Place:
-        return Place(self.fs, f"{self.path}/{name}", f"{self.url}/{name}", self._health)
+        return Place(self.fs, f"{self.path}/{name}", inside(self.url, name), self._health)
 
     @property
     def name(self) -> str:
@@ -109,6 +120,59 @@ class Place:
             raise RemoteError(f"{self.url} has {size:,} bytes, and {limit:,} at most are expected")
         return self.read(0, size)
 
+    def write(self, data: bytes) -> None:
+        """Write a file, and see that it is there. Raises RemoteError."""
+        self._asked("write", lambda: self._written(lambda: self.fs.pipe_file(self.path, data)))
+        self._check(len(data))
+
+    def put(self, file: Path) -> None:
+        """Write a file of this machine, and see that it is there. Raises RemoteError, OSError."""
+        size = file.stat().st_size
+        self._asked("write", lambda: self._written(lambda: self.fs.put_file(str(file), self.path)))
+        self._check(size)
+
+    def create(self, data: bytes) -> bool:
+        """Write a file unless it is there; return whether it was written. Raises RemoteError."""
+
+        def ask() -> bool:
+            try:
+                self._written(lambda: self.fs.pipe_file(self.path, data, mode="create"))
+            except FileExistsError:
+                return False
+            return True
+
+        return self._asked("write", ask)
+
+    def remove(self) -> None:
+        """Remove a file, if it is there. Raises RemoteError."""
+        try:
+            self._asked("remove", lambda: self.fs.rm_file(self.path))
+        except FileNotFoundError:
+            return
+
+    def _written(self, write: Callable[[], object]) -> None:
+        """Write, in a new folder if need be; a bucket is never made: its name may be mistyped."""
+        try:
+            write()
+        except FileNotFoundError:
+            folder, start = (
+                self.path.rpartition("/")[0],
+                len(self.path) - len(self.path.lstrip("/")),
+            )
+            root = self.path[:start] + self.path[start:].partition("/")[0]
+            if not self.fs.exists(root):
+                raise _NoBucketError(root) from None
+            self.fs.makedirs(folder, exist_ok=True)
+            write()
+
+    def _check(self, size: int) -> None:
+        try:
+            found, _ = self.state()
+        except FileNotFoundError:
+            found = -1
+        if found != size:
+            raise RemoteError(f"{self.url}: {size:,} bytes were written, and {found:,} are there")
+
     def _asked(self, what: str, ask: Callable[[], T]) -> T:
         """Return an answer of the store. Raises FileNotFoundError, RemoteError."""
         pauses = () if self._health.failed else PAUSES
@@ -118,7 +182,7 @@ class Place:
             except FileNotFoundError:
                 raise
             except Exception as error:  # of whatever package is behind fsspec
-                if isinstance(error, (PermissionError, NotImplementedError)):
+                if isinstance(error, (PermissionError, NotImplementedError, _NoBucketError)):
                     pause = None  # asking again changes nothing
                 if pause is None:
                     self._health.failed = True
@@ -134,33 +198,50 @@ class Place:
         if isinstance(error, PermissionError):
             refused = f"the store refuses it ({reason}); check the credentials"
             return f"can't {what} {self.url}: {refused}"
+        if isinstance(error, _NoBucketError):
+            return f"can't {what} {self.url}: {reason} does not exist; make it, or check the name"
         return f"can't {what} {self.url}: {type(error).__name__}: {reason}"
+
+
+def check(url: str) -> None:
+    """See that the packages for a store are there. No client is made: some start threads.
+
+    Raises:
+        MissingPackageError: a package for such a store is not installed.
+        OptionError: fsspec knows no such store.
+    """
+    shown = without_secrets(url)
+    try:
+        from fsspec.registry import get_filesystem_class, known_implementations
+    except ImportError:
+        raise MissingPackageError(
+            f"{shown} needs the package fsspec: pip install 'llmdebug-nb[remote]'"
+        ) from None
+    for part in url.split("::"):
+        protocol = part.partition("://")[0]
+        try:
+            get_filesystem_class(protocol)
+        except ImportError as error:
+            known = known_implementations.get(protocol, {}).get("class", "").partition(".")[0]
+            install = f"pip install {known}" if known else first_line(error)
+            raise MissingPackageError(
+                f"{shown} needs a package that is not installed: {install}"
+            ) from None
+        except Exception as error:  # of whatever package is behind fsspec
+            raise OptionError(f"{shown} names no place in a store: {first_line(error)}") from None
 
 
 def place(url: str) -> Place:
     """Return the place that a URL names, without asking the store.
 
-    Raises:
-        MissingPackageError: a package for such a store is not installed.
-        OptionError: the URL makes no sense.
+    Raises as `check`; also OptionError: the URL makes no sense.
     """
+    check(url)
+    from fsspec import url_to_fs
+
     shown = without_secrets(url)
-    protocol = re.split(r"::|://", url, maxsplit=1)[0]
-    try:
-        from fsspec import url_to_fs
-        from fsspec.registry import known_implementations
-    except ImportError:
-        raise MissingPackageError(
-            f"{shown} needs the package fsspec: pip install 'llmdebug-nb[remote]'"
-        ) from None
     try:
         fs, path = url_to_fs(url, use_listings_cache=False)
-    except ImportError as error:
-        known = known_implementations.get(protocol, {}).get("class", "").partition(".")[0]
-        install = f"pip install {known}" if known else first_line(error)
-        raise MissingPackageError(
-            f"{shown} needs a package that is not installed: {install}"
-        ) from None
     except Exception as error:  # of whatever package is behind fsspec
         raise OptionError(f"{shown} names no place in a store: {first_line(error)}") from None
-    return Place(fs, path.rstrip("/"), shown.rstrip("/"))
+    return Place(fs, path.rstrip("/"), shown if shown.endswith("://") else shown.rstrip("/"))
