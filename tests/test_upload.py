@@ -249,6 +249,8 @@ def test_a_store_that_fails_changes_nothing_and_the_rest_is_uploaded_later(capsy
     assert torch.equal(result, expected)
     assert run.info()["complete"]
     assert "not uploaded" in describe_run(run)
+    assert main(["info", "late"]) == 0
+    assert re.search("^upload +late: .*not uploaded", capsys.readouterr().out, re.MULTILINE)
     Faulty.faults.clear()
     assert main(["copy", "late"]) == 0
     assert "faulty://b/x/late" in capsys.readouterr().out
@@ -539,6 +541,10 @@ def test_wrong_credentials_and_missing_buckets_are_said_in_one_line(runs, bucket
     with pytest.raises(RemoteError, match="no-such-bucket") as found:
         ld.copy_run(runs[0], "s3://no-such-bucket/x")
     assert "\n" not in str(found.value)
+    Faulty.faults["info"] = raising(OSError("no route to host"))
+    with pytest.raises(RemoteError, match="not answered yet: check credentials and endpoint"):
+        ld.copy_run(runs[0], "faulty://b/x")
+    Faulty.asked.clear()
     Faulty.faults["info"] = raising(PermissionError("Access Denied"))
     with pytest.raises(RemoteError, match=r"refuses it \(Access Denied\); check the credentials"):
         ld.copy_run(runs[0], f"faulty://me:{SECRET}@b/x")

@@ -188,14 +188,21 @@ def describe_run(run: Run) -> str:
     text = "; ".join([", ".join(first), *meta.get("determinism", []), *(meta.get("notes") or [])])
     if not info["complete"]:
         text += f"; incomplete: {info['ended_by'] or 'the recording ended early'}"
-    if run.path is not None and elsewhere(run.path) is None and run.is_native:
-        missing, (_, url) = uploading.unfinished(run.path), uploading.destination(run.path)
-        text += f"; {missing}" if missing else f"; uploaded to {url}" if url else ""
+    uploaded = upload_text(run)
+    text += f"; {uploaded}" if uploaded else ""
     for why, count in (meta.get("lost") or {}).items():
         text += f"; {count:,} not kept: {why}"
     for problem, count in (meta.get("problems") or {}).items():
         text += f"; {problem}" + (f" ({count:,} times)" if count > 1 else "")
     return printable(text)
+
+
+def upload_text(run: Run) -> str:
+    """Return where a run was uploaded to, or what is missing there; "" if it never was."""
+    if run.path is None or elsewhere(run.path) is not None or not run.is_native:
+        return ""
+    url = uploading.destination(run.path)[1]
+    return uploading.unfinished(run.path) or (f"uploaded to {url}" if url else "")
 
 
 def _values_text(run: Run) -> str:

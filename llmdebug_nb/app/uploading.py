@@ -153,7 +153,8 @@ def unfinished(run: Path) -> str:
         return ""
     left = sum(each.left(process) for process, each in missing.items())
     url, error = next((each.url or each.parent, each.error) for each in missing.values())
-    why = f" ({error})" if error else ""
+    nothing = not error and not any(each.url for each in missing.values())
+    why = f" ({error})" if error else " (no answer from the store so far)" if nothing else ""
     here = shlex.quote(os.path.relpath(run) if run.is_relative_to(Path.cwd()) else str(run))
     return (
         f"{run.name}: {size_text(left)} of it and its index are not uploaded to {url} yet{why};"

@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from llmdebug_nb.app.runs import open_run
+    from llmdebug_nb.app.runs import open_run, upload_text
 
     run = open_run(args.path)
     if args.privacy:
@@ -51,6 +51,8 @@ def _run(args: argparse.Namespace) -> int:
 
         for key, value in {**run.info(), "path": shown(run.where)}.items():
             say(f"{key:11} {printable(str(value))}")
+        if uploaded := upload_text(run):
+            say(f"{'upload':11} {printable(uploaded)}")
         say("")
         say(RunView(run).text())
     return OK

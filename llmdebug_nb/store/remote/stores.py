@@ -58,9 +58,13 @@ class _NoBucketError(Exception):
 
 @dataclass
 class _Health:
-    """Whether the last request failed for good; shared by all places of one run."""
+    """Whether the last request failed for good; shared by all places of one run.
+
+    ``answered``: whether the store ever did, be it that something is not there.
+    """
 
     failed: bool = False
+    answered: bool = False
 
 
 @dataclass(frozen=True)
@@ -180,6 +184,7 @@ class Place:
             try:
                 answer = ask()
             except FileNotFoundError:
+                self._health.answered = True
                 raise
             except Exception as error:  # of whatever package is behind fsspec
                 if isinstance(error, (PermissionError, NotImplementedError, _NoBucketError)):
@@ -189,7 +194,7 @@ class Place:
                     raise RemoteError(self._why(what, error)) from error
                 time.sleep(pause)
             else:
-                self._health.failed = False
+                self._health.failed, self._health.answered = False, True
                 return answer
         raise AssertionError
 
@@ -200,7 +205,13 @@ class Place:
             return f"can't {what} {self.url}: {refused}"
         if isinstance(error, _NoBucketError):
             return f"can't {what} {self.url}: {reason} does not exist; make it, or check the name"
-        return f"can't {what} {self.url}: {type(error).__name__}: {reason}"
+        text = f"can't {what} {self.url}: {type(error).__name__}: {reason}"
+        if self._health.answered:
+            return text
+        package = type(self.fs).__module__.partition(".")[0]
+        return (
+            f"{text}; the store has not answered yet: check credentials and endpoint of {package}"
+        )
 
 
 def check(url: str) -> None:
