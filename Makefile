@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 MODULES := labextension/node_modules/.types
 # an editable install is made from these, and made anew when one of them changes
-SOURCES := pyproject.toml constraints.txt hatch_build.py $(wildcard llmdebug_nb/core/kernels/*.[ch]) $(wildcard labextension/*.* labextension/src/*/* labextension/schema/*)
+SOURCES := pyproject.toml constraints.txt hatch_build.py $(wildcard llmdebug_nb/core/kernels/*.[ch] llmdebug_nb/capture/tape/*.c) $(wildcard labextension/*.* labextension/src/*/* labextension/schema/*)
 # at most four processes: each one holds torch, and the longest group of tests ends last
 PYTEST = $(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 CHROMIUM = LLMDEBUG_CHROMIUM="$${LLMDEBUG_CHROMIUM:-$$(cat $(VENV)/browser)}"
@@ -82,7 +82,7 @@ screenshots: $(VENV)/test $(VENV)/browser $(MODULES)  ## take the pictures of th
 clean:  ## remove .venv and all that was built or recorded here
 	rm -rf $(VENV) build dist out labextension/node_modules labextension/lib notebooks/llmdebug_runs notebooks/tiny-llama
 	rm -rf .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
-	rm -f notebooks/*.html llmdebug_nb/show/static/*.js llmdebug_nb/show/static/*.sha256 llmdebug_nb/core/kernels/_summary.so
+	rm -f notebooks/*.html llmdebug_nb/show/static/*.js llmdebug_nb/show/static/*.sha256 llmdebug_nb/core/kernels/_summary.so llmdebug_nb/capture/tape/_tape.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- what they need -----------------------------------------------------------------------------

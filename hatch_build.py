@@ -1,9 +1,9 @@
-"""Build hook: bundles the front end when one of its sources changed, and compiles the C kernel.
+"""Build hook: bundles the front end when one of its sources changed, and compiles what is in C.
 
 The front end is the explorer and the JupyterLab extension. A stamp holds a hash of their sources.
 An sdist contains all three, so installing it needs no Node.js. In a checkout they are bundled again
 when a source has changed.
-The C kernel is optional: without a compiler, the package is installed without it.
+What is in C is optional: without a compiler, the package is installed without it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,10 @@ STAMP = BUNDLES[0].with_name("sources.sha256")
 CONFIGURATION = ("build.mjs", "container.mjs", "package.json", "package-lock.json", "tsconfig.json")
 
 KERNELS = sorted((ROOT / "llmdebug_nb" / "core" / "kernels").glob("*.c"))
-LIBRARY = KERNELS[0].with_name("_summary.so")  # on every platform: it is opened by its path
+# named so on every platform: they are opened by their paths
+LIBRARY = KERNELS[0].with_name("_summary.so")
+TAPE_SOURCE = ROOT / "llmdebug_nb" / "capture" / "tape" / "tape.c"
+TAPE = TAPE_SOURCE.with_name("_tape.so")
 # not -ffast-math, which breaks counting NaN and infinity; only errno and exception flags are lost
 FLAGS = [
     "-std=c11",
@@ -106,24 +111,43 @@ def build_front_end() -> None:
 
 
 def build_library() -> str | None:
-    """Compile the C kernel with $CC or the first compiler on the PATH; return None.
+    """Compile the C kernel; return None, or the reason why there is none."""
+    return _compile(LIBRARY, KERNELS, LIBRARIES)
 
-    If that fails, remove an old kernel and return the reason.
+
+def build_tape() -> str | None:
+    """Compile the tape of hooks, for every Python from 3.10 on; return None, or why there is none.
+
+    It needs Python's headers, which the C kernel does not.
+    """
+    flags = [f"-I{sysconfig.get_path('include')}"]
+    if sys.platform == "darwin":
+        flags += ["-undefined", "dynamic_lookup"]
+    elif os.name == "nt":
+        flags += [f"-L{Path(sys.base_prefix) / 'libs'}", "-lpython3"]
+    kernel = next(path for path in KERNELS if path.name == "summary.c")
+    return _compile(TAPE, [TAPE_SOURCE, kernel], [*flags, *LIBRARIES])
+
+
+def _compile(library: Path, sources: list[Path], more: list[str]) -> str | None:
+    """Compile with $CC or the first compiler on the PATH; return None.
+
+    If that fails, remove an old library and return the reason.
     """
     known = filter(None, map(shutil.which, ("cc", "gcc", "clang")))
     compiler = shlex.split(os.environ.get("CC", "")) or [*known][:1]
     flags, libraries = (shlex.split(os.environ.get(name, "")) for name in ("CFLAGS", "LDFLAGS"))
-    fresh = LIBRARY.with_name(f"_summary.{os.getpid()}")
-    sources = map(str, KERNELS)
-    command = [*compiler, *FLAGS, *flags, *sources, "-o", str(fresh), *libraries, *LIBRARIES]
+    fresh = library.with_name(f"{library.stem}.{os.getpid()}")
+    files = [*map(str, sources), "-o", str(fresh)]
+    command = [*compiler, *FLAGS, *flags, *files, *libraries, *more]
     try:
         if not compiler:
             raise FileNotFoundError("there is no C compiler")
         subprocess.run(command, check=True, capture_output=True, text=True, errors="replace")
-        fresh.replace(LIBRARY)  # at once: another process may be opening it
+        fresh.replace(library)  # at once: another process may be opening it
     except (OSError, subprocess.CalledProcessError) as error:
         with contextlib.suppress(OSError):
-            LIBRARY.unlink(missing_ok=True)  # it may be of older sources
+            library.unlink(missing_ok=True)  # it may be of older sources
         if isinstance(error, OSError):
             return str(error)
         return f"{shlex.join(compiler)} failed. {' '.join(error.stderr.split())[:300]}".strip()
@@ -156,9 +180,17 @@ class BuildHook(BuildHookInterface):
             )
             return
         build_data["artifacts"].append(LIBRARY.relative_to(ROOT).as_posix())
+        tag, why_not = "py3-none", build_tape()
+        if why_not:
+            self.app.display_warning(
+                f"Recording will be slower, as the tape of its hooks is left out: {why_not}"
+            )
+        else:
+            build_data["artifacts"].append(TAPE.relative_to(ROOT).as_posix())
+            tag = "cp310-abi3"
         build_data["pure_python"] = False
         # nothing here checks the promises of manylinux and musllinux
         platform = next(
             tag for tag in platform_tags() if not tag.startswith(("manylinux", "musllinux"))
         )
-        build_data["tag"] = f"py3-none-{platform}"
+        build_data["tag"] = f"{tag}-{platform}"

@@ -1,4 +1,4 @@
-"""The look at a small tensor in one call of C, beside the way of all other tensors."""
+"""What one call of C sees of a tensor, beside the way of all other tensors."""
 
 from __future__ import annotations
 
@@ -12,25 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import llmdebug_nb as ld
-from llmdebug_nb.capture import recorder
-from llmdebug_nb.capture.calls import OpenCall
-from llmdebug_nb.core.columns import AT
-from llmdebug_nb.core.kernels import look, native, overflow
+from llmdebug_nb.capture import known_weights
+from llmdebug_nb.capture.geometry import shape_text
+from llmdebug_nb.capture.tape import native
+from llmdebug_nb.core.kernels import native as kernel
+from llmdebug_nb.core.kernels import overflow
 from llmdebug_nb.core.kernels.fingerprint import fingerprint
 from llmdebug_nb.core.kernels.raw import dtype_name, to_bytes
 from llmdebug_nb.core.kernels.summary import figures
-from llmdebug_nb.core.options import DumpOptions
-from llmdebug_nb.store.writer import Writer, create_run
 
-pytestmark = pytest.mark.skipif(
-    look.arena() is None, reason=str(native.why_not() or "torch has no such function")
+needs_tape = pytest.mark.skipif(
+    native.tape(False) is None, reason=str(kernel.why_not() or "it was not built")
 )
 
-DTYPES = [*native.KINDS]
-
-
-def seen(arena: look.Arena, tensor: torch.Tensor) -> int:
-    return arena.look(tensor, tensor.untyped_storage())
+DTYPES = [*kernel.KINDS]
 
 
 @st.composite
@@ -56,36 +51,33 @@ def tensors(draw):
     return tensor.expand(draw(st.integers(1, 3)), *tensor.shape) if draw(st.booleans()) else tensor
 
 
-@given(tensors(), tensors())
-def test_what_is_taken_is_what_the_way_of_other_tensors_gives(first, second):
-    arena = look.arena()
-    assert [seen(arena, tensor) for tensor in (first, second)] == [0, 1]
-    for number, tensor in enumerate((first, second)):
-        dtype, shape, found, data = arena.take(number)
-        assert (dtype, shape) == (dtype_name(tensor), tuple(tensor.shape))
-        assert bytes(data) == to_bytes(tensor).tobytes()
-        assert fingerprint(data) == fingerprint(to_bytes(tensor))
-        expected = figures(tensor.contiguous())
-        assert found[4:] == expected[4:]
-        assert found[:4] == pytest.approx(expected[:4], rel=1e-12, nan_ok=True)
+@needs_tape
+@given(tensors())
+def test_what_is_seen_is_what_the_way_of_other_tensors_gives(tensor):
+    found = native.Content(*native.look()(tensor).content())
+    assert (found.dtype, found.shape) == (dtype_name(tensor), shape_text(tensor))
+    assert found.fingerprint == fingerprint(to_bytes(tensor))
+    expected = figures(tensor.contiguous())
+    assert found[6:9] == expected[4:]
+    assert found[2:6] == pytest.approx(expected[:4], rel=1e-12, nan_ok=True)
 
 
-def test_what_was_looked_at_stays_as_it_was_when_the_program_writes_to_it():
-    arena, tensor = look.arena(), torch.ones(4)
-    seen(arena, tensor)
+@needs_tape
+def test_what_was_seen_stays_as_it_was_when_the_program_writes_to_it():
+    tensor = torch.ones(4)
+    seen = native.look()(tensor)
     tensor.zero_()
-    assert np.frombuffer(arena.take(0)[3], np.float32).tolist() == [1, 1, 1, 1]
+    assert native.Content(*seen.content()).max == 1
 
 
-def test_a_full_arena_says_so_and_is_as_new_once_cleared():
-    full = look.Arena(*look._parts(), room=64, many=10)
-    many = look.Arena(*look._parts(), room=1 << 10, many=2)
-    four, eight = torch.ones(4), torch.ones(8)
-    assert [seen(full, eight), seen(full, eight), seen(full, four)] == [0, 1, look.NO_ROOM]
-    assert [seen(many, four) for _ in range(3)] == [0, 1, look.NO_ROOM]
-    full.clear()
-    assert seen(full, four) == 0
-    assert full.take(0)[1] == (4,)
+@needs_tape
+def test_large_tensors_of_equal_bytes_and_other_dtypes_have_their_own_figures():
+    bits = torch.arange(4096, dtype=torch.int32)
+    of = [native.Content(*native.look()(each).content()) for each in (bits, bits.view(torch.int16))]
+    assert [each.max for each in of] == [4095, 4095]
+    assert [each.shape for each in of] == ["[4096]", "[8192]"]
+    assert [each.zero for each in of] == [1, 4097]
+    assert of[0].fingerprint == of[1].fingerprint
 
 
 class _Wrapper(torch.Tensor):
@@ -98,6 +90,7 @@ def _freed() -> torch.Tensor:
     return tensor
 
 
+@needs_tape
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -106,7 +99,7 @@ def _freed() -> torch.Tensor:
         torch.ones(2, dtype=torch.complex64),
         torch.ones(2, dtype=torch.complex64).conj().imag,
         torch.zeros(2, dtype=torch.float8_e4m3fn),
-        torch.ones(look.LARGEST // 4 + 1),
+        torch.ones(2, 1 << 14).t(),
         torch.ones(1).expand(1 << 40),
         torch.ones((1,) * 9),
         _freed(),
@@ -114,11 +107,10 @@ def _freed() -> torch.Tensor:
     ids=["empty", "subclass", "complex", "negative", "fp8", "large", "endless", "deep", "freed"],
 )
 def test_what_is_not_for_it_is_left_to_the_other_way(tensor):
-    arena = look.arena()
-    assert seen(arena, tensor) == look.NOT_FOR_THIS
-    assert seen(arena, torch.ones(1)) == 0
+    assert native.look()(tensor) is None
 
 
+@needs_tape
 @pytest.mark.parametrize(
     "options", [{}, {"stats_only": True}, {"fingerprint": "crc32"}, {"part": "out"}], ids=str
 )
@@ -142,7 +134,8 @@ def test_a_recording_is_the_same_with_and_without_it(options, tmp_path, monkeypa
         return frame, values, run.info()
 
     with_it = rows("with")
-    monkeypatch.setattr(recorder.look, "arena", lambda: None)
+    monkeypatch.setattr(native, "_make", lambda: None)
+    monkeypatch.setattr(native, "look", lambda: lambda tensor: None)
     without = rows("without")
     assert with_it[0].drop(columns="l2norm").equals(without[0].drop(columns="l2norm"))
     assert with_it[0].l2norm.tolist() == pytest.approx(without[0].l2norm.tolist(), rel=1e-12)
@@ -155,7 +148,7 @@ def test_a_recording_is_the_same_with_and_without_it(options, tmp_path, monkeypa
 def test_a_weight_is_read_again_once_it_was_changed_in_any_way(tmp_path):
     torch.manual_seed(0)
     model = torch.nn.Linear(256, 256, bias=False)
-    assert model.weight.nbytes > look.LARGEST
+    assert model.weight.nbytes > known_weights.SMALL
     with (
         ld.dump(
             model, name="run", path=tmp_path, tokens="all", mode="aten", stats_only=True
@@ -181,40 +174,10 @@ def test_a_weight_is_read_again_once_it_was_changed_in_any_way(tmp_path):
     assert weights.fingerprint.nunique() == 4
 
 
-class _Interrupts(list):
-    """Rows, of which the third can't be added at the first try."""
-
-    def append(self, row):
-        if len(self) == 2 and not hasattr(self, "struck"):
-            self.struck = True
-            raise KeyboardInterrupt
-        super().append(row)
-
-
-def test_an_interrupt_while_rows_are_made_mixes_none_up(tmp_path):
-    made = recorder.Recorder(Writer(create_run(tmp_path, "run", {})), DumpOptions(stats_only=True))
-    made._rows = _Interrupts()
-    values = {f"m{n}": float(n) for n in range(6)}
-    for path, value in list(values.items())[:4]:
-        made.record_tensor(
-            OpenCall(path, "Op", "module", None, 0, 0), "output", "0", torch.full((3,), value)
-        )
-    with pytest.raises(KeyboardInterrupt):
-        made._write_looks()
-    for path, value in list(values.items())[4:]:
-        made.record_tensor(
-            OpenCall(path, "Op", "module", None, 0, 0), "output", "0", torch.full((3,), value)
-        )
-    made._write_looks()
-    assert {row[AT["path"]]: row[AT["max"]] for row in made._rows} == {
-        p: v for p, v in values.items() if p != "m2"
-    }
-
-
 # -- the largest magnitude ------------------------------------------------------------------------
 
 reads = pytest.mark.skipif(
-    native.tensor_function("llmdebug_reach", ctypes.c_double) is None,
+    kernel.tensor_function("llmdebug_reach", ctypes.c_double) is None,
     reason="the library was built of older sources",
 )
 

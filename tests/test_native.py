@@ -7,6 +7,7 @@ import math
 import platform
 import shutil
 import subprocess
+import sysconfig
 import threading
 import weakref
 from pathlib import Path
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from llmdebug_nb.capture.tape import native as tape
 from llmdebug_nb.core.dtypes import DTYPE_NAMES
 from llmdebug_nb.core.kernels import native, raw
 from llmdebug_nb.core.kernels.summary import figures, torch_figures
@@ -395,6 +397,7 @@ def hook(tmp_path, monkeypatch):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "LIBRARY", tmp_path / "_summary.so")
+    monkeypatch.setattr(module, "TAPE", tmp_path / "_tape.so")
     return module
 
 
@@ -410,6 +413,19 @@ def test_without_a_working_compiler_the_build_says_why_and_leaves_no_library(
     monkeypatch.setattr(hook.shutil, "which", lambda name: None)
     assert why in hook.build_library()
     assert list(hook.LIBRARY.parent.iterdir()) == []
+
+
+@pytest.mark.skipif(
+    not (shutil.which("cc") and Path(sysconfig.get_path("include"), "Python.h").is_file()),
+    reason="needs cc and Python's headers",
+)
+def test_the_build_compiles_a_tape_that_passes_its_test(hook, monkeypatch):
+    assert hook.build_tape() is None
+    monkeypatch.setattr(tape, "LIBRARY", hook.TAPE)
+    made = tape._library.__wrapped__()
+    assert made is not None
+    monkeypatch.setattr(tape, "_library", lambda: made)
+    assert tape._make.__wrapped__() is not None
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs cc")

@@ -69,6 +69,53 @@ def innermost(calls: Mapping[str, OpenCall], module: str) -> OpenCall | None:
     return next((calls[path] for path in (module, *ancestors(module)) if path in calls), None)
 
 
+class _Numbers:
+    """The numbers of the calls of one step: by path, and in the tree of calls.
+
+    A plain object: an attribute of a `threading.local` takes ten times as long to read.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[str, int] = {}
+        self._recomputed: dict[str, int] = {}
+        self._children: dict[tuple[str, str], int] = {}  # id of a module call, level -> calls in it
+        self.ids: dict[tuple[str, int], str] = {}  # path and number of a call -> its id
+        self.part_ids: PartIds | None = None
+
+    def begin_step(self, part_ids: PartIds | None) -> None:
+        self._next.clear()
+        self._children.clear()
+        self.ids.clear()
+        self.part_ids = part_ids
+
+    def begin_call(self) -> None:
+        """Begin a root call, of the same step or of another one."""
+        self._recomputed.clear()
+
+    def upcoming(self, path: str) -> int:
+        """Return the number that the next call of a path will have."""
+        return self._next.get(path, 0)
+
+    def count(self, path: str) -> int:
+        """Return the number of the call of a path that begins now, and count it."""
+        number = self._next.get(path, 0)
+        self._next[path] = number + 1
+        return number
+
+    def recomputed(self, path: str) -> int:
+        """Return the number of the call that a checkpoint recomputes, beginning with the last."""
+        times = self._recomputed.get(path, 0)
+        self._recomputed[path] = times + 1
+        return max(self._next.get(path, 0) - 1 - times, 0)
+
+    def child(self, parent: str, level: str) -> int:
+        """Return how many calls of a level began in a module call, and count one more."""
+        key = parent, level
+        number = self._children.get(key, 0)
+        self._children[key] = number + 1
+        return number
+
+
 class ThreadState(threading.local):
     """The state of the running thread.
 
@@ -89,11 +136,7 @@ class ThreadState(threading.local):
         self.last_output: tuple[OpenCall, object] | None = None
         self.in_scope = False
         self._step_key: StepKey | None = None
-        self._next_number: dict[str, int] = {}
-        self._recomputed: dict[str, int] = {}
-        self._children: dict[tuple[str, str], int] = {}  # id of a module call, level -> calls in it
-        self._ids: dict[tuple[str, int], str] = {}  # path and number of a call -> its id
-        self._part_ids: PartIds | None = None
+        self._numbers = _Numbers()
 
     @property
     def step_key(self) -> tuple[object, ...]:
@@ -118,11 +161,8 @@ class ThreadState(threading.local):
         step_key = (call.root, call.generation, call.step)
         if step_key != self._step_key:
             self._step_key = step_key
-            self._next_number.clear()
-            self._children.clear()
-            self._ids.clear()
-            self._part_ids = part_ids
-        self._recomputed.clear()
+            self._numbers.begin_step(part_ids)
+        self._numbers.begin_call()
         self.open_calls.clear()
         self.last_output = None
         self.in_scope = False
@@ -133,35 +173,30 @@ class ThreadState(threading.local):
 
     def count(self, path: str) -> int:
         """Return the number of the call of a path that begins now, and count it."""
-        number = self._next_number.get(path, 0)
-        self._next_number[path] = number + 1
-        return number
+        return self._numbers.count(path)
 
     def upcoming(self, path: str) -> int:
         """Return the number that the next call of a path will have."""
-        return self._next_number.get(path, 0)
-
-    def _number_recomputed(self, path: str) -> int:
-        """Return the number of the call that a checkpoint recomputes, beginning with the last."""
-        times = self._recomputed.get(path, 0)
-        self._recomputed[path] = times + 1
-        return max(self._next_number.get(path, 0) - 1 - times, 0)
+        return self._numbers.upcoming(path)
 
     def enter(
         self, path: str, op: str, level: str, module: str | None, recomputed: bool
     ) -> OpenCall:
         """Open a call inside of those that are open."""
-        number = self._number_recomputed(path) if recomputed else self.count(path)
+        numbers, open_calls = self._numbers, self.open_calls
+        number = numbers.recomputed(path) if recomputed else numbers.count(path)
         call = OpenCall(path, op, level, module, number, self.root_call)
-        call.recomputed = recomputed
-        parent = self.open_calls[-1].module_id if self.open_calls else ""
-        call.id = self._ids.get((path, number)) if recomputed else self.next_id(path, level, parent)
+        parent = open_calls[-1].module_id if open_calls else ""
+        if recomputed:
+            call.recomputed, call.id = True, numbers.ids.get((path, number))
+        else:
+            call.id = self.next_id(path, level, parent)
         if call.id is not None:
-            self._ids[path, number] = call.id
-            if self._part_ids is not None:
-                call.part_id = self._part_ids.of(path, call.id)
+            numbers.ids[path, number] = call.id
+            if numbers.part_ids is not None:
+                call.part_id = numbers.part_ids.of(path, call.id)
         call.module_id = call.id or "" if level == "module" else parent
-        self.open_calls.append(call)
+        open_calls.append(call)
         return call
 
     def of_graph(
@@ -185,10 +220,9 @@ class ThreadState(threading.local):
         their parent, separately for modules and each level of operators. Further calls of the root
         continue the count.
         """
-        if level == "module" and not self.open_calls and path == self.root:
+        if not parent and level == "module" and not self.open_calls and path == self.root:
             return ""
-        number = self._children.get((parent, level), 0)
-        self._children[parent, level] = number + 1
+        number = self._numbers.child(parent, level)
         if level != "module":
             return f"{parent}.{number}"
         return f"{parent}_{number}" if parent else str(number)
@@ -199,10 +233,11 @@ class ThreadState(threading.local):
 
     def leave(self, path: str) -> OpenCall | None:
         """Close and return the innermost open call of a path; calls left open in it had raised."""
-        for at in range(len(self.open_calls) - 1, -1, -1):
-            if self.open_calls[at].path == path:
-                call = self.open_calls[at]
-                del self.open_calls[at:]
+        open_calls = self.open_calls
+        for at in range(len(open_calls) - 1, -1, -1):
+            if open_calls[at].path == path:
+                call = open_calls[at]
+                del open_calls[at:]
                 return call
         return None
 

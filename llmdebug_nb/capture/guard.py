@@ -27,11 +27,13 @@ class Guard:
 
     ``active``: the session records; otherwise `run` does nothing. ``problems``: errors of our own
     work, with their count. ``run``: a `Guarded`; its time is not counted as the program's.
+    ``before``: done before all other work.
     """
 
     def __init__(self, profile: Profile | None) -> None:
         self.active = False
         self.problems: Counter[str] = Counter()
+        self.before: Callable[[], None] | None = None
         self._pid = os.getpid()  # a forked child must not write to our files
         self.run: Guarded = (
             self._run if profile is None else functools.partial(profile.ours, self._run)
@@ -41,16 +43,22 @@ class Guard:
     def _run(self, work: Callable[..., T], /, *args: object) -> T | None:
         if not self.active or os.getpid() != self._pid:
             return None
-        try:
-            if torch_modes.watched():
-                with torch_modes.unseen():
-                    result = work(*args)
-            else:
-                result = work(*args)
-        except Exception as error:  # the program must go on; the dump reports the problem
-            first_line = str(error).partition("\n")[0]
-            self.problems[f"{type(error).__name__} while recording: {masked(first_line)}"] += 1
-            result = None
+        if self.before is not None:
+            self.before()
+        if torch_modes.watched():
+            with torch_modes.unseen():
+                result = self.attempt(work, *args)
+        else:
+            result = self.attempt(work, *args)
         if interrupts.waiting:
             interrupts.deliver()
         return result
+
+    def attempt(self, work: Callable[..., T], /, *args: object) -> T | None:
+        """Do a part of our own work, inside of `run`; return None if it raised."""
+        try:
+            return work(*args)
+        except Exception as error:  # the program must go on; the dump reports the problem
+            first_line = str(error).partition("\n")[0]
+            self.problems[f"{type(error).__name__} while recording: {masked(first_line)}"] += 1
+            return None

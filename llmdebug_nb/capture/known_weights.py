@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.geometry import Key, identity
 from llmdebug_nb.core.columns import Row
-from llmdebug_nb.core.kernels import look
+from llmdebug_nb.core.kernels.raw import memory_at
+
+SMALL = 64 << 10  # bytes: a weight of no more is read each time
 
 
 class KnownWeights:
@@ -31,7 +34,7 @@ class KnownWeights:
         Otherwise ``row`` describes it from now on, and is returned. None: it can't be recognised.
         """
         key = identity(tensor)
-        sample = look.sample(tensor) if key is not None else None
+        sample = _sample(tensor) if key is not None else None
         if key is None or sample is None:
             return None
         known = self._rows.get(key)
@@ -42,3 +45,19 @@ class KnownWeights:
     def forget_rows(self) -> None:
         """Let each weight be described again."""
         self._rows.clear()
+
+
+def _sample(tensor: torch.Tensor) -> bytes | None:
+    """Return 64 words spread evenly over a CPU tensor's storage.
+
+    None if it is too small or unreadable.
+    """
+    try:
+        start = tensor.storage_offset() * tensor.element_size()
+        words = (tensor.untyped_storage().nbytes() - start) // 8
+        address = tensor.data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return None
+    if words < 64 or not address:
+        return None
+    return np.frombuffer(memory_at(address), np.int64, words)[:: words // 64].tobytes()

@@ -14,6 +14,7 @@ from llmdebug_nb.capture.compat.torch_modes import Mode
 from llmdebug_nb.capture.guard import Guard
 from llmdebug_nb.capture.hooks.gradients import Gradients
 from llmdebug_nb.capture.intervention import Intervention
+from llmdebug_nb.capture.module_weights import ModuleWeights
 from llmdebug_nb.capture.name_filter import NameFilter
 from llmdebug_nb.capture.operators.call_stacks import CallStacks
 from llmdebug_nb.capture.operators.forward_operators import ForwardOperators
@@ -27,6 +28,7 @@ from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.recording_filter import RecordingFilter
 from llmdebug_nb.capture.signatures import Signatures
 from llmdebug_nb.capture.sink import CheckingRecorder
+from llmdebug_nb.capture.tape.player import Player, may_wait
 from llmdebug_nb.capture.timing.profiler import Profile
 from llmdebug_nb.capture.walk import call_inputs, leaves, operator_inputs
 from llmdebug_nb.core.kernels.overflow import overflows
@@ -42,7 +44,7 @@ class Observer:
 
     ``backward``: gradients are recorded. ``paused``: gradients and compiled code are not recorded
     now. ``unpaired``: count of backward operators left out because their forward operator was not
-    seen. ``weights_recorded``: all modules have been observed once.
+    seen. ``weights``: records those of modules. ``player``: plays what hooks only note.
     ``record(call, role, leaves)``: records inputs or outputs of a call.
     ``passing``: what lets calls pass, if calls are only checked for errors.
     ``latest``: the root call that backward passes belong to; None if it is not recorded.
@@ -64,7 +66,7 @@ class Observer:
         """
         self.thread, self.guarded = thread, guard.run
         self.backward = "backward" in options.phases
-        self.paused = self.weights_recorded = False
+        self.paused = False
         self.substitution: Intervention | None = None
         self.unpaired = 0
         self.on_call_end: Callable[[OpenCall, list[Leaf]], None] | None = None
@@ -95,8 +97,12 @@ class Observer:
         self._modes = OperatorModes(self, levels, options.apis) if levels else None
         self.ranks = Ranks(self, recorder, options, operators)
         self._gradients = Gradients(self._roles, self.guarded, self.record_gradient)
+        self.weights = ModuleWeights(self, recorder, options, self._gradients)
         self._call_stacks = CallStacks.of(recorder) if options.sources else None
         self._signatures = Signatures()
+        self.player: Player | None = None
+        if check is None and reference is None and profile is None and may_wait(options):
+            self.player = Player.of(self, recorder.record_seen, guard)
         self.latest: int | None = None if self._check is None else 0
         self._resting = False
 
@@ -138,8 +144,15 @@ class Observer:
         self._forwards.begin_root_call()
         if self._modes:
             self._modes.begin_root_call(recording)
+        waits = self.on_call_end is None and self.substitution is None
+        if self.player is not None:
+            self.player.shut()  # a call that was interrupted may have left it open
+            if recording and waits:
+                self.player.open()
 
     def end_root_call(self) -> None:
+        if self.player is not None:
+            self.player.shut()
         thread = self.thread
         if thread.recording and thread.last_output is not None:
             call, output = thread.last_output
@@ -171,6 +184,16 @@ class Observer:
         recomputed: bool,
     ) -> None:  # fmt: skip
         """Open the call of a module. ``recomputed``: by a checkpoint, for the sake of the graph."""
+        call = self.open_module(path, module, selected, recomputed)
+        if call.recorded:
+            if self._check is not None:
+                call.arguments = args, kwargs
+            self.begin_call(call, call_inputs(args, kwargs))
+
+    def open_module(
+        self, path: str, module: nn.Module, selected: bool, recomputed: bool
+    ) -> OpenCall:
+        """Open the call of a module, and find out whether it is recorded."""
         thread = self.thread
         parent = thread.open_calls[-1] if thread.open_calls else None
         call = thread.enter(path, type(module).__name__, "module", path, recomputed)
@@ -180,12 +203,14 @@ class Observer:
             self._profile.begins(call)
         call.selected = selected or (parent is not None and parent.selected)
         call.recorded = selected and self._modules and self.names.selects(call)
-        if call.recorded:
-            if self._check is not None:
-                call.arguments = args, kwargs
-            else:
-                call.parameters = self._signatures.of(module)
-            self.begin_call(call, call_inputs(args, kwargs))
+        if call.recorded and self._check is None:
+            call.parameters = self._signatures.of(module)
+        return call
+
+    def looks_at(self, selected: bool) -> tuple[bool, bool]:
+        """Return whether the inputs and outputs of a module are recorded."""
+        recorded = selected and self._modules
+        return recorded and "input" in self._roles, recorded and "output" in self._roles
 
     def end_module(self, call: OpenCall, output: object) -> None:
         """End a call of a module or operator that `ThreadState.leave` has closed."""
@@ -398,43 +423,7 @@ class Observer:
         if not self.paused and (self._overflow is None or overflows(gradient)):
             self._recorder.record_tensor(call, role, slot, gradient, "backward")
 
-    # -- weights and values of the program --------------------------------------------------------
-
-    def record_module(
-        self,
-        path: str,
-        op: str,
-        attributes: Mapping[str, object],
-        weights: Mapping[str, torch.Tensor],
-    ) -> None:
-        """Record the settings of a module (eps, scaling, dropout rates) and its weights."""
-        call = OpenCall(path, op, "module", path, 0, self.thread.root_call)
-        self._recorder.record(call, "attribute", attributes.items())
-        if self._options.weights:
-            self._recorder.record(call, "weight", weights.items())
-        else:
-            for name, tensor in weights.items():
-                self._recorder.record_weight(call, name, tensor)
-
-    @property
-    def watches_parameters(self) -> bool:
-        """Whether the gradients of parameters are recorded now."""
-        return self.backward and torch.is_grad_enabled() and self._options.records_modules
-
-    def watch_parameters(self, path: str, op: str, weights: Mapping[str, torch.Tensor]) -> None:
-        """Record the gradients of a module's parameters."""
-        if not self.watches_parameters:
-            return
-        for name, tensor in weights.items():
-            begin = functools.partial(self._begin_parameter, path, op, name)
-            self._gradients.watch_parameter(begin, name, tensor)
-            self.ranks.watch(functools.partial(self._begin_parameter, path, op), name, tensor)
-
-    def _begin_parameter(self, path: str, op: str, name: str) -> OpenCall | None:
-        if self.latest is None or self.names.excludes(path):
-            return None
-        number = self.counts.next(path, self.latest, name)
-        return OpenCall(path, op, "module", path, number, self.latest)
+    # -- values of the program --------------------------------------------------------------------
 
     def record_saved(self, path: str, value: object, place: RootCall, gradients: bool) -> None:
         """Record a value that the program itself passes to `save`."""

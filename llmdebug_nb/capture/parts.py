@@ -119,6 +119,8 @@ class Parts:
 
     def commit(self) -> None:
         """Make what a root call recorded part of the dump."""
+        if self.observer.player is not None:
+            self.observer.player.play_for_owner()
         calls = self.steps.take()
         for recorder in self.recorders:
             recorder.end_call(calls)

@@ -6,11 +6,10 @@ recognised within a root call by its storage, its place in it and its version co
 `tensor.data` and foreign kernels bypass). Large weights, which operators receive in every step, are
 not read again if their version and a sample of their bytes agree.
 
-Payloads go to the sink at once, since the program may crash next. Small tensors of which only
-statistics are kept are copied, and their rows are made later, many at a time (`kernels/look.py`).
-Rows are committed once per root call, when the statistics of accelerator tensors are read back
-together. Statistics and fingerprint always describe the whole tensor, even if only a part of it is
-kept (`payload.py`).
+Payloads go to the sink at once, since the program may crash next. Of hooks that only note what they
+see, rows are made later (`tape/`). Rows are committed once per root call, when the statistics of
+accelerator tensors are read back together. Statistics and fingerprint always describe the whole
+tensor, even if only a part of it is kept (`payload.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import TypeVar
 
 import torch
 
-from llmdebug_nb.capture import geometry, rows
+from llmdebug_nb.capture import geometry, known_weights, rows
 from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.geometry import Key, ShapeTexts, on_host
@@ -33,11 +32,13 @@ from llmdebug_nb.capture.operators.view_chains import ViewChains
 from llmdebug_nb.capture.payload import NotKept, Policy
 from llmdebug_nb.capture.placements import Placements
 from llmdebug_nb.capture.rows import NO_NUMBERS, Numbers, Settled, Site, row_of
+from llmdebug_nb.capture.signatures import argument_of
 from llmdebug_nb.capture.sink import Bytes, RecordedCall, ScalarRow, Sink
+from llmdebug_nb.capture.tape import native
+from llmdebug_nb.capture.tape.native import Seen
 from llmdebug_nb.capture.walk import scalar_text
 from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.errors import StoreError
-from llmdebug_nb.core.kernels import look
 from llmdebug_nb.core.kernels import summary as kernel
 from llmdebug_nb.core.kernels.fingerprint import ALGORITHM, ALGORITHMS, fingerprint
 from llmdebug_nb.core.kernels.raw import dtype_name, memory, plain, to_bytes, unreadable, view
@@ -84,12 +85,12 @@ class Recorder:
         self._producers: dict[int | None, int] = {}
         self._settled: dict[int, Settled] = {}  # by id, of one root call
         self._reserved: list[int] = []  # storage numbers that no other storage may take meanwhile
+        self._seen_class = native.seen_class()
+        self._seen: list[Seen] = []  # outputs, which reserve those of their storages
         self._shape_texts = ShapeTexts()
         self._vectors: dict[torch.device, list[tuple[Row, torch.Tensor]]] = defaultdict(list)
-        self._arena = look.arena() if self._policy.part_name is None else None
+        self._look = native.look()
         self._placements = Placements(sink)
-        # number of the look, site, storage number, its other numbers
-        self._looks: list[tuple[int, Site, int | None, Numbers]] = []
         self._copies: list[tuple[Row, Row]] = []  # rows that wait for the statistics of another
 
     # -- what is recorded -----------------------------------------------------------------------
@@ -124,33 +125,45 @@ class Recorder:
             if settled is not None:
                 self._write_settled(settled, (number, call, phase, role, slot))
                 return
-            place, looked, views, placed = None, look.NOT_FOR_THIS, None, None
+            place, views, placed = None, None, None
             is_output = role == "output"
             try:
                 if pytorch.is_wrapped(tensor):
                     tensor = pytorch.plain(tensor)
                 tensor, placed = self._placements.local(tensor)
-                storage = tensor.untyped_storage()
                 number_of = pytorch.reserve_storage_number if is_output else pytorch.storage_number
-                place = number_of(storage)
+                place = number_of(tensor.untyped_storage())
                 if place in self._chains.storages and phase == "forward":
                     views = self._chains.number_of(tensor, place, is_output)
-                if self._arena is not None and on_host(tensor):
-                    looked = self._arena.look(tensor, storage)
-                    if looked == look.NO_ROOM:
-                        self._write_looks()
-                        looked = self._arena.look(tensor, storage)
             except (RuntimeError, NotImplementedError, TypeError, AttributeError, BufferError):
                 pass  # `_describe` reports why it can't be read
             if place is not None and is_output:
                 self._reserved.append(place)
-            site, numbers = (number, call, phase, role, slot), (views, placed)
-            if looked >= 0:
-                self._looks.append((looked, site, place, numbers))
-                if self._policy.wanted:
-                    self._write_looks()  # at once, so that a crash of the program loses nothing
-            else:
-                self._write_row(tensor, place, site, numbers)
+            self._write_row(tensor, place, (number, call, phase, role, slot), (views, placed))
+
+    def record_seen(self, call: RecordedCall, role: str, leaves: Iterable[Leaf]) -> None:
+        """Record inputs or outputs of a call in a forward pass, as the tape has them."""
+        seen_class, producers, is_output = self._seen_class, self._producers, role == "output"
+        arguments, views = None if is_output else call.parameters, self._chains.storages
+        place = call.root_call, call.path, call.number
+        with self._lock:
+            for slot, leaf in leaves:
+                if isinstance(leaf, seen_class):
+                    number, storage = self.records, leaf.storage
+                    self.records = number + 1
+                    self._rows.append([
+                        number, *place, "forward", role, slot, call.op, *leaf.content(), "cpu",
+                        producers.get(storage), *rows.WITHOUT_VALUES,
+                        argument_of(slot, arguments) if arguments else None,
+                        self._chains.number_of_seen(leaf, is_output) if views else None, None,
+                    ])  # fmt: skip
+                    if is_output:
+                        producers[storage] = number
+                        self._seen.append(leaf)
+                else:
+                    self._scalars.append((*place, role, slot, *scalar_text(leaf, slot), "forward"))
+            if len(self._rows) >= _MANY:
+                self.flush()
 
     def settle(self, tensor: torch.Tensor) -> None:
         """Promise that a tensor never changes again: until the root call ends it is read once."""
@@ -218,10 +231,10 @@ class Recorder:
         self, tensor: torch.Tensor, place: int | None, site: Site, numbers: Numbers
     ) -> Row:
         """Make the row of a tensor now."""
-        self._write_looks()
         row = row_of(site, numbers, *rows.AFTER_SITE)
         self._rows.append(row)
-        describe = self._describe_weight if place in self._weights else self._describe
+        is_known = place in self._weights and tensor.nbytes > known_weights.SMALL
+        describe = self._describe_weight if is_known else self._describe
         self._attempt(row, describe, tensor)
         self._end_row(row, place)
         return row
@@ -240,29 +253,6 @@ class Recorder:
         self._link_producer(row, place)
         if len(self._rows) >= _MANY:
             self.flush()
-
-    def _write_looks(self) -> None:
-        """Make the rows of tensors that were copied. An interrupt meanwhile loses at most one."""
-        if not self._looks or self._arena is None:
-            return
-        done, more = 0, self._policy.wanted or self._shown_fingerprint is not None
-        try:
-            for looked, site, place, numbers in self._looks:
-                done += 1
-                dtype, shape, figures, data = self._arena.take(looked)
-                text, content = self._shape_texts[shape], fingerprint(data)
-                row = row_of(site, numbers, dtype, text, *figures, content, *rows.ON_HOST)
-                self._rows.append(row)
-                first = self._by_content.setdefault((content, dtype, text), row)
-                if more and first is not row:
-                    self._attempt(row, self._repeat, first)
-                elif more:
-                    self._attempt(row, self._keep_content, data)
-                self._link_producer(row, place)
-        finally:
-            del self._looks[:done]
-            if not self._looks:
-                self._arena.clear()
 
     def _link_producer(self, row: Row, place: int | None) -> None:
         """Note the record that last put out the storage; an output becomes that record itself."""
@@ -295,6 +285,10 @@ class Recorder:
 
     def _describe(self, row: Row, tensor: torch.Tensor) -> None:
         """Fill in dtype, shape, statistics, fingerprint and payload, once for equal tensors."""
+        seen = self._look(tensor) if on_host(tensor) else None
+        if seen is not None:
+            self._describe_seen(row, tensor, seen)
+            return
         row[rows.DTYPE], row[rows.SHAPE] = dtype_name(tensor), "[]"
         row[rows.SHAPE] = geometry.shape_text(tensor)
         row[rows.DEVICE] = "cpu" if tensor.is_cpu else str(tensor.device)
@@ -326,6 +320,19 @@ class Recorder:
         if self._policy.wanted:
             self._keep_part(row, tensor, data)
 
+    def _describe_seen(self, row: Row, tensor: torch.Tensor, seen: Seen) -> None:
+        """Do the same with what C made of a tensor."""
+        row[rows.SEEN], row[rows.DEVICE] = seen.content(), "cpu"
+        key = row[rows.FINGERPRINT], row[rows.DTYPE], row[rows.SHAPE]
+        first = self._by_content.setdefault(key, row)
+        if first is not row:
+            self._repeat(row, first)
+            return
+        if self._shown_fingerprint is not None:
+            row[rows.FINGERPRINT] = self._shown_fingerprint(to_bytes(tensor))
+        if self._policy.wanted:
+            self._keep_part(row, tensor, to_bytes(tensor))
+
     def _repeat(self, row: Row, known: Row) -> None:
         """Describe a row like that of an equal tensor."""
         row[rows.CONTENT] = known[rows.CONTENT]
@@ -352,13 +359,6 @@ class Recorder:
             self._vectors[tensor.device].append((row, vector))
 
     # -- payloads -------------------------------------------------------------------------------
-
-    def _keep_content(self, row: Row, data: memoryview) -> None:
-        """Keep the payload of a copied tensor whose row is complete otherwise."""
-        if self._shown_fingerprint is not None:
-            row[rows.FINGERPRINT] = self._shown_fingerprint(data)
-        if self._policy.wanted:
-            self._keep(row, data.nbytes, lambda: data)
 
     def _keep_part(self, row: Row, tensor: torch.Tensor, data: Bytes | None) -> None:
         """Write the wanted part of a tensor. ``data``: its bytes, None while on a device."""
@@ -406,6 +406,7 @@ class Recorder:
             self._producers.clear()
             self._settled.clear()
             reserved, self._reserved = self._reserved, []
+            self._seen.clear()
             pytorch.release_storage_numbers(reserved)
             self._chains.clear()
             self._by_place.clear()
@@ -424,7 +425,6 @@ class Recorder:
     def flush(self, calls: Iterable[RootCall] = ()) -> None:
         """Read the statistics of accelerator tensors back, once per device, and commit the rows."""
         with self._lock:
-            self._write_looks()
             for pending in self._vectors.values():
                 figures = kernel.read_back([vector for _, vector in pending])
                 for (row, _), row_figures in zip(pending, figures, strict=True):

@@ -82,15 +82,16 @@ class RootCalls:
         observer = self.observer
         if self._parts.options.operators:
             self._parts.recorder.add_weights(root.module.parameters())
-        if observer.weights_recorded and not observer.watches_parameters:
+        weights = observer.weights
+        if weights.recorded and not weights.watched:
             return
         for hooked in root.modules:
             if hooked.selected:
-                path, op, weights = hooked.path, hooked.op, weights_of(hooked.module)
-                if not observer.weights_recorded:
-                    observer.record_module(path, op, attributes_of(hooked.module), weights)
-                observer.watch_parameters(path, op, weights)
-        observer.weights_recorded = True
+                path, op, own = hooked.path, hooked.op, weights_of(hooked.module)
+                if not weights.recorded:
+                    weights.record(path, op, attributes_of(hooked.module), own)
+                weights.watch(path, op, own)
+        weights.recorded = True
 
     # -- the end of the last step -----------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 
@@ -11,8 +12,18 @@ from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.core.masking import masked
 
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device)
-_LEAVES = frozenset((torch.Tensor, torch.nn.Parameter, type(None), *_PLAIN))  # no look inside
+LEAVES = frozenset((torch.Tensor, torch.nn.Parameter, type(None), *_PLAIN))  # no look inside
 _SEARCHED, _SHOWN = 4096, 200  # characters of a text: searched for secrets, and kept
+
+
+class OtherLeaf(NamedTuple):
+    """Stands for a leaf that is no tensor and has no text. ``kind``: the name of its class."""
+
+    kind: str
+
+    @classmethod
+    def of(cls, kind: type) -> OtherLeaf:
+        return cls(kind.__name__)
 
 
 def leaves(value: object, slot: str = "") -> list[Leaf]:
@@ -22,7 +33,7 @@ def leaves(value: object, slot: str = "") -> list[Leaf]:
     objects that hold tensors themselves; not key-value caches. A slot names the way: ``0``,
     ``hidden_states.3``. Positions count None and scalars too, so none is ever shifted.
     """
-    return [(slot or "0", value)] if type(value) in _LEAVES else list(_walk(value, slot, ()))
+    return [(slot or "0", value)] if type(value) in LEAVES else list(_walk(value, slot, ()))
 
 
 def _walk(value: object, slot: str, above: tuple[int, ...]) -> Iterator[Leaf]:
@@ -60,12 +71,12 @@ def call_inputs(args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[
     """Return the leaves of a module's arguments: ``0``, ``1.0``; by keyword ``kwargs.name``."""
     inputs: list[Leaf] = []
     for i, value in enumerate(args):
-        if type(value) in _LEAVES:
+        if type(value) in LEAVES:
             inputs.append((str(i), value))
         else:
             inputs += _walk(value, str(i), ())
     for name, value in kwargs.items():
-        if type(value) in _LEAVES:
+        if type(value) in LEAVES:
             inputs.append((f"kwargs.{name}", value))
         else:
             inputs += _walk(value, f"kwargs.{name}", ())
@@ -81,7 +92,7 @@ def operator_inputs(args: tuple[object, ...], kwargs: Mapping[str, object]) -> I
         *((str(i), value) for i, value in enumerate(args)),
         *((f"kwargs.{k}", v) for k, v in kwargs.items()),
     ):
-        if type(value) in _LEAVES or isinstance(value, torch.Tensor):
+        if type(value) in LEAVES or isinstance(value, torch.Tensor):
             yield name, value
         elif isinstance(value, (list, tuple)) and any(
             isinstance(part, torch.Tensor) for part in value
@@ -98,6 +109,8 @@ def scalar_text(value: object, name: str) -> tuple[str, str | None]:
     """
     if value is None:
         return "None", None
+    if type(value) is OtherLeaf:
+        return value.kind, None
     if isinstance(value, str):
         return type(value).__name__, masked(str(value)[:_SEARCHED], name)[:_SHOWN]
     return type(value).__name__, str(value)[:_SHOWN] if isinstance(value, _PLAIN) else None

@@ -21,6 +21,7 @@ _KINDS: dict[str, Any] = {
     "INT": int,
     "INTEGER": Annotated[int, msgspec.Meta(ge=0)],
     "REAL": float,
+    "BLOB": bytes,
 }
 
 
@@ -65,6 +66,11 @@ class Table:
     def first_names(self) -> tuple[str, ...]:
         """The names of the columns that every dump has."""
         return tuple(column.name for column in self.columns if not column.added_later)
+
+    @property
+    def has_id(self) -> bool:
+        """Whether its rows come with their ids."""
+        return "PRIMARY KEY" in self.columns[0].type
 
     @cached_property
     def at(self) -> dict[str, int]:
@@ -313,9 +319,15 @@ TOKEN_ROWS = Table(
     ],
     added_later=True,
 )
+WAITING = Table(
+    "waiting",
+    [Column("rows", "BLOB", "msgpack: rows of records, scalars, operators and calls")],
+    added_later=True,
+)
 TABLES = (
     META, ROOT_CALLS, NODES, RECORDS, SCALARS, OPERATORS, SOURCES, CHAINS, KERNELS, CALLS, TIMINGS,
     LAUNCHES, TILINGS, FUNCTIONS, TOKEN_ROWS, PLACEMENTS,
+    WAITING,
 )  # fmt: skip
 
 COLUMNS, AT = RECORDS.names, RECORDS.at

@@ -21,10 +21,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
-from llmdebug_nb.core.columns import TABLES
+from llmdebug_nb.core.columns import TABLES, WAITING
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.store import format as fmt
-from llmdebug_nb.store import own_file
+from llmdebug_nb.store import own_file, waiting
 from llmdebug_nb.store.checked import DAMAGE, rows_of
 
 T = TypeVar("T")
@@ -126,6 +126,20 @@ class Connection(sqlite3.Connection):
         except ValueError as error:
             raise CorruptDumpError(f"{self.file}: {error}") from None
 
+    def has_waiting(self) -> bool:
+        """Return whether rows wait. Raises CorruptDumpError."""
+        waits = "SELECT EXISTS (SELECT 1 FROM main.waiting)"
+        return WAITING.name in self.widths and self.rows(tuple[int], waits) == [(1,)]
+
+    def settle(self) -> None:
+        """Turn rows that wait into rows, in a copy. Raises CorruptDumpError: they are none."""
+        try:
+            with self:
+                for batch in waiting.batches(self):
+                    waiting.settle(self, batch)
+        except DAMAGE as error:
+            raise self.damaged(error) from None
+
     def seal(self) -> None:
         """Let nothing be written from now on."""
         self.execute("PRAGMA query_only=ON")
@@ -150,6 +164,13 @@ def connect(index: Path) -> Connection:
         raise CorruptDumpError(f"{index} is damaged: {error}") from None
     db.file, db.settled = index, settled
     db.harden()
+    if db.has_waiting():
+        if settled:  # the writer could not finish
+            db.close()
+            db = _copied(index, log)
+            db.file, db.settled = index, False
+            db.harden()
+        db.settle()
     return db
 
 
@@ -179,7 +200,7 @@ def _copied(index: Path, log: Path) -> Connection:
     scratch = tempfile.mkdtemp(prefix="llmdebug-")
     db = None
     try:
-        needed, free = sum(own_file.check(file).st_size for file in (index, log)), _room(scratch)
+        needed, free = sum(map(_size, (index, log))), _room(scratch)
         if needed > free:
             raise CorruptDumpError(
                 f"{index} was not closed, so a copy of it is read, and that needs {needed:,} bytes:"
@@ -209,13 +230,17 @@ def _copy_both(index: Path, log: Path, scratch: Path) -> None:
     """
     for _ in range(_TRIES):
         before = own_file.check(index)
-        for file in (index, log):
+        for file in filter(os.path.lexists, (index, log)):
             with own_file.open_file(file) as stream, open(scratch / file.name, "wb") as copy:
                 shutil.copyfileobj(stream, copy)
         after = own_file.check(index)
         if (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
             return
     raise CorruptDumpError(f"{index} changes too fast to be read: try again")
+
+
+def _size(file: Path) -> int:
+    return own_file.check(file).st_size if os.path.lexists(file) else 0
 
 
 def _room(folder: str) -> int:

@@ -30,7 +30,7 @@ from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError
 from llmdebug_nb.core.masking import MASK, masked_json
 from llmdebug_nb.core.records import Node, RootCall
 from llmdebug_nb.store import format as fmt
-from llmdebug_nb.store import own_file
+from llmdebug_nb.store import own_file, waiting
 from llmdebug_nb.store.own_file import PRIVATE_FILE, PRIVATE_FOLDER
 from llmdebug_nb.store.payload_files import PayloadWriter
 
@@ -146,8 +146,12 @@ class Writer:
     Any thread may add rows; for payloads, the session holds the lock.
     """
 
-    def __init__(self, run: Path, rank: int = 0) -> None:
-        """Raises DumpWriteError if the run's folder can't be written to."""
+    def __init__(self, run: Path, rank: int = 0, waits: bool = False) -> None:
+        """``waits``: a program waits for what is written, see `waiting`.
+
+        Raises DumpWriteError if the run's folder can't be written to.
+        """
+        self._waits = waits
         self.folder = run / f"rank{rank}_{os.getpid()}"
         undo = contextlib.ExitStack()
         try:
@@ -244,16 +248,14 @@ class Writer:
         with contextlib.suppress(DumpWriteError):
             self._write_waiting()
         with self._transaction() as db:
-            db.executemany(columns.RECORDS.insert, rows)
+            packed = [*rows], [*self._counted(scalars)], [*operators], [*called]
+            (waiting.add if self._waits else waiting.insert_all)(db, packed)
             db.executemany(
                 _replacing(columns.ROOT_CALLS),
                 (tuple(asdict(c).values()) for c in calls),
             )
-            db.executemany(columns.SCALARS.insert, self._counted(scalars))
-            db.executemany(columns.OPERATORS.insert, operators)
             db.executemany(columns.SOURCES.insert, self._noted(sources))
             db.executemany(columns.CHAINS.insert, chains)
-            db.executemany(columns.CALLS.insert, called)
             db.executemany(columns.FUNCTIONS.insert, self._shown(functions))
             if meta:
                 self._masked += json.dumps(masked_json(meta)).count(MASK)
@@ -348,11 +350,18 @@ class Writer:
             DumpWriteError: the disk does not let them go.
         """
         try:
+            self._settle()
             self._payload.begin_file()
             unused = self._forget([(call,) for call in calls], into) if calls else []
             return sum(map(self._payload.remove, unused))
         except OSError as error:
             raise _refusal(error, self.folder) from None
+
+    def _settle(self) -> None:
+        """Turn all that waits into rows; what was done stays done if that ends early."""
+        for batch in waiting.batches(self._db):
+            with self._transaction() as db:
+                waiting.settle(db, batch)
 
     def _forget(self, calls: list[tuple[int]], into: int) -> list[int]:
         """Take root calls out of the index; return where the files begin that nothing refers to."""
@@ -373,6 +382,7 @@ class Writer:
     def close(self, meta: dict[str, Any]) -> None:
         """Merge the log into the index, add ``meta`` and close the files, whatever happens."""
         try:
+            self._settle()
             self.commit(meta=meta)
             _merge_log(self._db)
         except sqlite3.Error as error:
@@ -405,6 +415,10 @@ def finish(folder: Path) -> bool:
         meta = dict(db.execute("SELECT key, value FROM main.meta"))
         if meta.get("idle") != "true":
             return False
+        for batch in waiting.batches(db):
+            db.execute("BEGIN")
+            waiting.settle(db, batch)
+            db.execute("COMMIT")
         notes = [*json.loads(meta.get("notes", "[]")), _KILLED]
         fresh = {"complete": "true", "notes": json.dumps(notes)}
         db.executemany(_replacing(columns.META), fresh.items())

@@ -36,10 +36,14 @@ def reserve_storage_number(storage: torch.UntypedStorage) -> int:
     return number
 
 
+# releases a number that `reserve_storage_number` returned, once per call of it
+release_storage_number: Callable[[int], object] = torch.UntypedStorage._free_weak_ref
+
+
 def release_storage_numbers(numbers: Iterable[int]) -> None:
-    """Release numbers that `reserve_storage_number` returned, once per call of it."""
+    """Release numbers that `reserve_storage_number` returned."""
     for number in numbers:
-        torch.UntypedStorage._free_weak_ref(number)  # type: ignore[no-untyped-call]
+        release_storage_number(number)
 
 
 def storage_of(tensor: torch.Tensor) -> StorageWeakRef | None:

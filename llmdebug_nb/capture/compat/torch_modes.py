@@ -75,6 +75,20 @@ def watched() -> bool:
     return bool(_functions() or _dispatched() or _transform() is not None)
 
 
+# what to ask, and the answers where this thread runs outside of autograd's engine, nothing is
+# traced, and no transform wraps tensors
+UNWATCHED: tuple[tuple[Callable[[], object], object], ...] = (
+    (torch._C._current_graph_task_id, -1),
+    (torch._C._get_tracing_state, None),
+    (_transform, None),
+)
+# how many function modes there are, and the context in which they see nothing
+FUNCTION_MODES: tuple[Callable[[], int], Callable[[], object]] = (
+    _functions,
+    torch._C.DisableTorchFunction,
+)
+
+
 def push_mode(mode: Mode) -> bool:
     """Put a mode at the bottom of this thread's stack; return False if it is on it already.
 

@@ -293,7 +293,7 @@ class LlamaSteps:
                 continue
             kind = self.graph.type_of(module, self.label)
             path = path_in(self._prefix, module)
-            self._parts.observer.record_module(path, kind, {}, tensors)
+            self._parts.observer.weights.record(path, kind, {}, tensors)
 
     def _is_weight(self, tensor: Tensor) -> bool:
         return self._context.library.is_weight(tensor)

@@ -176,7 +176,7 @@ class RunRecorder:
             names: list[tuple[str, object]] = [(f"initializer.{n}", w.name) for n, w in weights]
             names += [(f"transposed.{name}", True) for name, one in weights if one.transposed]
             self._host.recorder.record(call, GRAPH_LEVEL, names)
-            self._observer.record_module(path, op, module.settings, tensors)
+            self._observer.weights.record(path, op, module.settings, tensors)
 
 
 def _slot(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar, Protocol
 
+import torch
 from torch import nn
 
 from llmdebug_nb.capture.compat import pytorch
@@ -39,10 +40,15 @@ class Hook:
         function: Callable[..., None],
         passes: Callable[..., bool] | None = None,
     ) -> None:
-        """``passes``: is asked first. If it returns True, it has done all there is to do."""
+        """``passes``: is asked first. If it returns True, it has done all there is to do.
+
+        It is asked without the module.
+        """
         self._guarded, self._function, self._passes = guarded, function, passes
 
     def __call__(self, module: nn.Module, *args: object) -> None:
+        if torch.compiler.is_dynamo_compiling():  # which looks into this call, but not into C
+            return
         if self._passes is not None and self._passes(*args):
             return
         if not pytorch.tracing():

@@ -54,16 +54,23 @@ class HookedModule:
         self.hooked: list[nn.Module] = [module]
         self.selected = self.counted = self.entry = self.fused = False
         self._handles: list[Handle] = []
+        self._looks = False  # its leaves are noted on the tape
 
     def attach(self) -> None:
-        if self._handles:
+        if self._handles and self._looks == self.selected:
             return
+        self.detach()
+        self._looks = self.selected
         guarded = self._listener.guarded
         before, after = Hook(guarded, self.begin), Hook(guarded, self._end)
-        passing = self._observer.passing
+        passing, player = self._observer.passing, self._observer.player
         if passing is not None and not self.entry:
             before = Hook(guarded, self.begin, partial(passing.open, self.path, self.op))
             after = Hook(guarded, self._end, partial(passing.close, self.path))
+        elif player is not None and not self.entry:
+            looks = self._observer.looks_at(self.selected)
+            before = Hook(guarded, self.begin, partial(player.tape.begin, self, looks[0]))
+            after = Hook(guarded, self._end, partial(player.tape.end, self, looks[1]))
         if self.fused:
             self._handles = [SharedHook(self.module, before, after)]
         else:

@@ -282,7 +282,7 @@ def _run_recorded(
     try:
         result = func(*args, **kwargs) if put is None else put.run(call, func, args, kwargs)
     except BaseException:
-        listener.thread.leave(call.path)
+        listener.guarded(listener.thread.leave, call.path)
         raise
     outputs = _written(func, args, kwargs) if result is None else result
     listener.guarded(listener.end_operator, call, outputs)

@@ -14,12 +14,14 @@ from typing import TypeAlias
 import torch
 
 from llmdebug_nb.capture.compat import pytorch
+from llmdebug_nb.capture.tape.native import Seen
+from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.masking import masked
 from llmdebug_nb.core.records import View
 
 _LONGEST = 80  # characters of arguments: a view has a few numbers
 _Place: TypeAlias = tuple[
-    int | torch.SymInt, torch.Size, tuple[int, ...], torch.dtype
+    int | torch.SymInt, tuple[int, ...], tuple[int, ...], torch.dtype
 ]  # in its storage
 
 
@@ -77,7 +79,17 @@ class ViewChains:
 
         The chain of what is made of an output begins anew.
         """
-        step = self.storages[storage].get(_place(tensor))
+        return self._number_at(_place(tensor), storage, is_output)
+
+    def number_of_seen(self, seen: Seen, is_output: bool) -> int | None:
+        """Return the same of a tensor that the tape saw."""
+        if seen.storage not in self.storages:
+            return None
+        offset, shape, strides, dtype = seen.place()
+        return self._number_at((offset, shape, strides, DTYPES[dtype]), seen.storage, is_output)
+
+    def _number_at(self, place: _Place, storage: int, is_output: bool) -> int | None:
+        step = self.storages[storage].get(place)
         if step is None:
             return None
         way = [each.view for each in step.way_back() if not each.recorded]

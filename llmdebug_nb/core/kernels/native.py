@@ -81,13 +81,8 @@ def tensor_function(name: str, result: type) -> tuple[Callable[..., Any], int] |
 
     ``result``: its ctypes type. None if the C kernel isn't used, or torch lacks the view.
     """
-    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    if kernel() is None or capsule is None:
-        return None
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    head = _Exchange.from_address(pointer(capsule, b"dlpack_exchange_api"))
-    if head.major != 1 or not head.dltensor_from_py_object_no_sync:
+    view = tensor_view()
+    if kernel() is None or view is None:
         return None
     try:
         # PyDLL keeps the GIL, which torch's function needs
@@ -96,7 +91,20 @@ def tensor_function(name: str, result: type) -> tuple[Callable[..., Any], int] |
         return None  # a library of an older version
     function.restype = result
     function.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_int64]
-    return function, head.dltensor_from_py_object_no_sync
+    return function, view
+
+
+@cache
+def tensor_view() -> int | None:
+    """Return the address of torch's function that views a tensor; None if torch lacks it."""
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return None
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    head = _Exchange.from_address(pointer(capsule, b"dlpack_exchange_api"))
+    view: int | None = head.dltensor_from_py_object_no_sync
+    return view if head.major == 1 else None
 
 
 @cache

@@ -1,7 +1,7 @@
 /* The largest magnitude in a CPU tensor, in one pass over its memory; nothing is copied.
 
    Without its sign, the bits of a floating-point number are in the order of the magnitudes, and those of NaN are above
-   infinity: the greatest word is the answer, NaN included. Must be called with Python's lock held, as look.c. */
+   infinity: the greatest word is the answer, NaN included. Must be called with Python's lock held, as tape.c. */
 
 #include "summary.h"
 #include "tensor.h"

@@ -1,0 +1,66 @@
+"""The weights of modules: their fingerprints or values, and what is added to their gradients."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from llmdebug_nb.capture.calls import OpenCall
+from llmdebug_nb.capture.hooks.gradients import Gradients
+from llmdebug_nb.core.options import DumpOptions
+
+if TYPE_CHECKING:
+    from llmdebug_nb.capture.observer import Observer
+    from llmdebug_nb.capture.recorder import Recorder
+
+
+class ModuleWeights:
+    """Records the weights of modules. ``recorded``: those of all modules were, once."""
+
+    def __init__(
+        self, observer: Observer, recorder: Recorder, options: DumpOptions, gradients: Gradients
+    ) -> None:
+        self.recorded = False
+        self._observer, self._recorder = observer, recorder
+        self._options, self._gradients = options, gradients
+
+    def record(
+        self,
+        path: str,
+        op: str,
+        attributes: Mapping[str, object],
+        weights: Mapping[str, torch.Tensor],
+    ) -> None:
+        """Record the settings of a module (eps, scaling, dropout rates) and its weights."""
+        call = OpenCall(path, op, "module", path, 0, self._observer.thread.root_call)
+        self._recorder.record(call, "attribute", attributes.items())
+        if self._options.weights:
+            self._recorder.record(call, "weight", weights.items())
+        else:
+            for name, tensor in weights.items():
+                self._recorder.record_weight(call, name, tensor)
+
+    @property
+    def watched(self) -> bool:
+        """Whether the gradients of parameters are recorded now."""
+        recorded = self._observer.backward and self._options.records_modules
+        return recorded and torch.is_grad_enabled()
+
+    def watch(self, path: str, op: str, weights: Mapping[str, torch.Tensor]) -> None:
+        """Record the gradients of a module's parameters."""
+        if not self.watched:
+            return
+        for name, tensor in weights.items():
+            begin = functools.partial(self._begin, path, op, name)
+            self._gradients.watch_parameter(begin, name, tensor)
+            self._observer.ranks.watch(functools.partial(self._begin, path, op), name, tensor)
+
+    def _begin(self, path: str, op: str, name: str) -> OpenCall | None:
+        observer = self._observer
+        if observer.latest is None or observer.names.excludes(path):
+            return None
+        number = observer.counts.next(path, observer.latest, name)
+        return OpenCall(path, op, "module", path, number, observer.latest)

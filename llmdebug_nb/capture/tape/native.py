@@ -1,0 +1,173 @@
+"""Loading and testing the tape of hooks (`tape.c`): a module's call is noted by two calls of C.
+
+It is optional: without it, each call is recorded while the program waits, with the same result.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import torch
+import xxhash
+
+from llmdebug_nb.capture.calls import Leaf
+from llmdebug_nb.capture.compat import pytorch, torch_modes
+from llmdebug_nb.capture.walk import LEAVES, OtherLeaf, leaves
+from llmdebug_nb.core.kernels import native
+
+T = TypeVar("T")
+LIBRARY = Path(__file__).with_name("_tape.so")  # on every platform: it is opened by its path
+_KINDS = (*native.TABLE, "bool")  # as in tensor.h
+
+
+class Content(NamedTuple):
+    """The columns of a row that a tensor's values and their layout decide."""
+
+    dtype: str
+    shape: str
+    min: float
+    max: float
+    mean: float
+    l2norm: float
+    nan: int
+    inf: int
+    zero: int
+    fingerprint: str
+
+
+class Seen(Protocol):
+    """A tensor that a hook saw. ``storage``: its number, see `pytorch.storage_number`."""
+
+    @property
+    def storage(self) -> int: ...
+    def content(self) -> tuple[Any, ...]:
+        """Return what `Content` declares."""
+
+    def place(self) -> tuple[int, tuple[int, ...], tuple[int, ...], str]:
+        """Return where it lies in its storage: offset, shape, strides in elements, dtype."""
+
+
+Event = tuple[T, bool, list[Leaf] | None]
+
+
+class Tape(Protocol[T]):
+    """What the hooks of one thread see. Tensors in its leaves are `Seen`.
+
+    ``begin``, ``end``: note that a call begins or ends; False: nothing was noted, as something in
+    it is unusual, or the tape isn't open for this thread. ``tag``: comes back in the event.
+    ``looks``: its leaves are wanted. Of a result None, the exception that is handled tells whether
+    the call raised.
+    ``open``, ``shut``: for the running thread. ``take``: the events, which leave the tape.
+    """
+
+    def begin(
+        self, tag: T, looks: bool, args: tuple[object, ...], kwargs: Mapping[str, object], /
+    ) -> bool: ...
+    def end(
+        self, tag: T, looks: bool, args: tuple[object, ...], kwargs: Mapping[str, object],
+        result: object, /,
+    ) -> bool: ...  # fmt: skip
+    def look(self, tensor: torch.Tensor, /) -> Seen | None: ...
+    def open(self) -> None: ...
+    def shut(self) -> None: ...
+    def take(self) -> list[Event[T]]: ...
+    def __len__(self) -> int: ...
+
+
+def tape(without_gradients: bool) -> Tape[Any] | None:
+    """Return a new tape, or None if the C kernel isn't used or torch lacks what it needs.
+
+    ``without_gradients``: it refuses calls while gradients are on.
+    """
+    make = _make()
+    return None if make is None else make(without_gradients)
+
+
+@cache
+def _make() -> Callable[[bool], Tape[Any]] | None:
+    view, module = native.tensor_view(), _library()
+    if view is None or module is None or native.kernel() is None:
+        return None
+
+    def make(without_gradients: bool) -> Tape[Any]:
+        calm = list(torch_modes.UNWATCHED)
+        if without_gradients:
+            calm.append((torch.is_grad_enabled, False))
+        ask, answers = zip(*calm, strict=True)
+        plain = frozenset(LEAVES - {torch.Tensor, torch.nn.Parameter})
+        made: Tape[Any] = module.Tape(
+            view, torch.Tensor, torch.nn.Parameter, plain, xxhash.xxh3_64_intdigest,
+            pytorch.release_storage_number, leaves, OtherLeaf.of, ask, answers,
+            *torch_modes.FUNCTION_MODES, _KINDS,
+        )  # fmt: skip
+        return made
+
+    return make if _is_right(make(False)) else None
+
+
+class _NeverSeen:
+    """The class of tensors that were seen, where there is no tape."""
+
+    storage = 0
+
+    def content(self) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def place(self) -> tuple[int, tuple[int, ...], tuple[int, ...], str]:
+        raise NotImplementedError
+
+
+@cache
+def look() -> Callable[[torch.Tensor], Seen | None]:
+    """Return what tells what a CPU tensor is; it returns None where another way must find out.
+
+    So it is with special classes and dtypes, with empty and freed tensors, and large strided ones.
+    """
+    made = tape(False)
+    return (lambda tensor: None) if made is None else made.look
+
+
+def seen_class() -> type[Seen]:
+    """Return the class of tensors that a tape saw."""
+    module = _library()
+    return _NeverSeen if module is None else module.Seen
+
+
+@cache
+def _library() -> Any:
+    """Return the module in C, or None if it was not built, or for another Python.
+
+    Where Python has no lock, objects lie otherwise in memory than the stable interface says.
+    """
+    free = sysconfig.get_config_var("Py_GIL_DISABLED")
+    if free or sys.implementation.name != "cpython" or not LIBRARY.is_file():
+        return None
+    loader = ExtensionFileLoader("_tape", str(LIBRARY))
+    spec = spec_from_loader("_tape", loader)
+    try:
+        return None if spec is None else module_from_spec(spec)
+    except ImportError:
+        return None
+
+
+def _is_right(tape: Tape[Any]) -> bool:
+    """Test with a strided tensor, without torch's factories: a mode may watch them."""
+    values = np.array([[1, 2], [3, 4]], np.float32)
+    seen = tape.look(torch.from_numpy(values).t())
+    if seen is None:
+        return False
+    found = Content(*seen.content())
+    digest = f"xxh3:{xxhash.xxh3_64_hexdigest(struct.pack('<4f', 1, 3, 2, 4))}"
+    norm = found.l2norm
+    return abs(norm**2 - 30) < 1e-9 and found == Content(
+        "float32", "[2, 2]", 1.0, 4.0, 2.5, norm, 0, 0, 0, digest
+    )

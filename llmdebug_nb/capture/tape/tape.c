@@ -1,0 +1,639 @@
+/* The tape of a thread: what the hooks of modules see, noted by one call of C each while the program waits.
+
+   A tensor is measured where it lies and becomes a `Seen`; of other leaves the value is kept, or the class. What calls these
+   are, and the rows, is found out when the tape is played. Whatever is unusual is refused: `begin` and `end` then return
+   False, the tape is as it was, and the caller goes the long way. What a tensor is comes from DLPack's C exchange API, a
+   function that torch hands out; no headers of torch are needed. Python's lock is held throughout. */
+
+#define Py_LIMITED_API 0x030A0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "../../core/kernels/summary.h"
+#include "../../core/kernels/tensor.h"
+
+#include <string.h>
+#ifndef _WIN32
+#include <pthread.h>
+#endif
+
+enum { REFUSED = 0, DONE = 1, FAILED = -1 };
+enum { READ = 0x100 /* PyBUF_READ, which 3.10's stable headers lack */ };
+enum { SCRATCH = 64 << 10, LARGE = 4 << 10, KNOWN = 1 << 10, DEPTH = 8, SLOTS = 16, MOST = 4096 };
+static const int64_t ENDLESS = (int64_t)1 << 40; /* elements */
+
+static PyObject *is_neg, *untyped_storage, *nbytes_name, *storage_offset, *cdata, *weak_ref, *zero_text, *enter_name, *exit_name;
+static PyObject *slot_texts[SLOTS];
+static PyTypeObject *seen_type;
+static unsigned long generation; /* counts forks: a child does not write on its parent's tape */
+
+static void forked(void)
+{
+    generation++;
+}
+
+/* -- a tensor that was seen ----------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    int64_t kind, ndim, shape[MOST_DIMS], strides[MOST_DIMS], offset;
+    uint64_t digest;
+    Summary summary;
+    PyObject *storage; /* its number */
+    PyObject *release; /* gives the number back; NULL if it was not reserved */
+    PyObject *names;   /* of the kinds */
+} Seen;
+
+static void seen_dealloc(PyObject *object)
+{
+    Seen *seen = (Seen *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    if (seen->release) {
+        PyObject *kind, *value, *trace;
+        PyErr_Fetch(&kind, &value, &trace);
+        Py_XDECREF(PyObject_CallFunctionObjArgs(seen->release, seen->storage, NULL));
+        PyErr_Restore(kind, value, trace);
+    }
+    Py_XDECREF(seen->release);
+    Py_XDECREF(seen->storage);
+    Py_XDECREF(seen->names);
+    PyObject_Free(object);
+    Py_DECREF(type);
+}
+
+static PyObject *shape_text(const Seen *seen)
+{
+    char text[MOST_DIMS * 22 + 2], *end = text + sizeof text, *at = end;
+    *--at = ']';
+    for (int64_t dim = seen->ndim - 1; dim >= 0; dim--) {
+        for (int64_t size = seen->shape[dim]; size > 0; size /= 10)
+            *--at = (char)('0' + size % 10);
+        if (dim)
+            *--at = ' ', *--at = ',';
+    }
+    *--at = '[';
+    return PyUnicode_FromStringAndSize(at, end - at);
+}
+
+/* The columns of a row from the dtype to the fingerprint. */
+static PyObject *seen_content(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    const Seen *seen = (Seen *)object;
+    const Summary *s = &seen->summary;
+    char print[] = "xxh3:0000000000000000";
+    for (int i = 0; i < 16; i++)
+        print[5 + i] = "0123456789abcdef"[seen->digest >> (60 - 4 * i) & 15];
+    PyObject *made[] = {
+        PyTuple_GetItem(seen->names, seen->kind),
+        shape_text(seen),
+        PyFloat_FromDouble(s->low),
+        PyFloat_FromDouble(s->high),
+        PyFloat_FromDouble(s->mean),
+        PyFloat_FromDouble(s->norm),
+        PyLong_FromLongLong(s->nan),
+        PyLong_FromLongLong(s->inf),
+        PyLong_FromLongLong(s->zero),
+        PyUnicode_FromString(print),
+    };
+    enum { COUNT = sizeof made / sizeof *made };
+    Py_XINCREF(made[0]);
+    PyObject *content = PyTuple_New(COUNT);
+    int whole = content != NULL;
+    for (int i = 0; i < COUNT; i++)
+        whole &= made[i] != NULL;
+    for (int i = 0; i < COUNT; i++)
+        if (whole)
+            PyTuple_SetItem(content, i, made[i]);
+        else
+            Py_XDECREF(made[i]);
+    if (!whole)
+        Py_CLEAR(content);
+    return content;
+}
+
+static PyObject *tuple_of(const int64_t *sizes, int64_t count)
+{
+    PyObject *tuple = PyTuple_New(count);
+    for (int64_t i = 0; tuple && i < count; i++) {
+        PyObject *size = PyLong_FromLongLong(sizes[i]);
+        if (!size || PyTuple_SetItem(tuple, i, size) != 0)
+            Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
+/* Where it lies in its storage: offset, shape, strides in elements, dtype. */
+static PyObject *seen_place(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    const Seen *seen = (Seen *)object;
+    PyObject *shape = tuple_of(seen->shape, seen->ndim), *strides = tuple_of(seen->strides, seen->ndim);
+    PyObject *name = PyTuple_GetItem(seen->names, seen->kind), *place = NULL;
+    if (shape && strides && name)
+        place = Py_BuildValue("(LOOO)", (long long)seen->offset, shape, strides, name);
+    Py_XDECREF(shape);
+    Py_XDECREF(strides);
+    return place;
+}
+
+static PyObject *seen_storage(PyObject *object, void *unused)
+{
+    (void)unused;
+    Py_INCREF(((Seen *)object)->storage);
+    return ((Seen *)object)->storage;
+}
+
+static PyMethodDef seen_methods[] = {
+    {"content", seen_content, METH_NOARGS, NULL}, {"place", seen_place, METH_NOARGS, NULL}, {NULL, NULL, 0, NULL}};
+static PyGetSetDef seen_getset[] = {{"storage", seen_storage, NULL, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL}};
+static PyType_Slot seen_slots[] = {
+    {Py_tp_dealloc, seen_dealloc}, {Py_tp_methods, seen_methods}, {Py_tp_getset, seen_getset}, {0, NULL}};
+static PyType_Spec seen_spec = {"_tape.Seen", sizeof(Seen), 0, Py_TPFLAGS_DEFAULT, seen_slots};
+
+/* -- the tape ------------------------------------------------------------------------------------- */
+
+typedef struct {
+    uint64_t digest;
+    int64_t nbytes, kind;
+    Summary summary;
+} Known;
+
+typedef struct {
+    PyObject_HEAD
+    View *view;
+    PyObject *tensor, *parameter; /* classes */
+    PyObject *plain;              /* a frozenset of classes whose values are leaves */
+    PyObject *digest;             /* of bytes, as an integer */
+    PyObject *release;            /* of a storage's number */
+    PyObject *leaves;             /* what finds the leaves of an unusual value */
+    PyObject *other;              /* what stands for a leaf of a class that is none of ours */
+    PyObject *others;             /* by class */
+    PyObject *busy;               /* functions that return what `calm` has, where nobody else watches */
+    PyObject *calm;
+    PyObject *modes; /* counts the modes that see functions */
+    PyObject *unseen; /* the class of a context in which they see none */
+    PyObject *names;    /* of kinds */
+    PyObject *keywords; /* slots of arguments by keyword */
+    PyObject *events;
+    unsigned long owner, generation; /* the thread that it is open for; 0: none */
+    Py_ssize_t seen;
+    Known *known;
+    unsigned char *scratch;
+} Tape;
+
+/* Copy the elements below one dimension, in row-major order. Returns where the next ones go. */
+static unsigned char *gather(unsigned char *to, const unsigned char *from, const Tensor *t, int dim, int64_t item)
+{
+    const int64_t size = t->shape[dim], stride = t->strides[dim] * item;
+    if (dim < t->ndim - 1) {
+        for (int64_t i = 0; i < size; i++)
+            to = gather(to, from + i * stride, t, dim + 1, item);
+        return to;
+    }
+    if (stride == item) {
+        memcpy(to, from, (size_t)(size * item));
+        return to + size * item;
+    }
+    for (int64_t i = 0; i < size; i++, to += item)
+        memcpy(to, from + i * stride, (size_t)item);
+    return to;
+}
+
+/* Call a method without arguments that returns an integer. Returns -1 with an exception if that fails. */
+static int64_t ask(PyObject *object, PyObject *name)
+{
+    PyObject *answer = PyObject_CallMethodObjArgs(object, name, NULL);
+    const int64_t number = answer ? PyLong_AsLongLong(answer) : -1;
+    Py_XDECREF(answer);
+    return number;
+}
+
+/* Measure the elements, and find their digest. Equal ones of some size are measured once. */
+static int measure(Tape *tape, Seen *seen, unsigned char *data, int64_t nbytes)
+{
+    PyObject *bytes = PyMemoryView_FromMemory((char *)data, nbytes, READ);
+    PyObject *digest = bytes ? PyObject_CallFunctionObjArgs(tape->digest, bytes, NULL) : NULL;
+    seen->digest = digest ? PyLong_AsUnsignedLongLong(digest) : 0;
+    Py_XDECREF(bytes);
+    Py_XDECREF(digest);
+    if (PyErr_Occurred())
+        return FAILED;
+    Known *known = &tape->known[seen->digest % KNOWN];
+    if (nbytes >= LARGE && known->digest == seen->digest && known->nbytes == nbytes && known->kind == seen->kind) {
+        seen->summary = known->summary;
+        return DONE;
+    }
+    summarize(seen->kind == BOOLS ? UINT8 : seen->kind, data, nbytes, &seen->summary);
+    if (nbytes >= LARGE)
+        *known = (Known){seen->digest, nbytes, seen->kind, seen->summary};
+    return DONE;
+}
+
+/* Fill in what a tensor is. The number of an output's storage is reserved. */
+static int look(Tape *tape, Seen *seen, PyObject *tensor, int is_output)
+{
+    Tensor t;
+    PyObject *negative = PyObject_CallMethodObjArgs(tensor, is_neg, NULL);
+    Py_XDECREF(negative);
+    if (negative != Py_False)
+        return negative ? REFUSED : FAILED;
+    if (tape->view(tensor, &t) != 0)
+        return FAILED;
+    const int64_t kind = kind_of(&t), item = t.dtype.bits / 8;
+    if (t.device.type != CPU || kind < 0 || t.ndim > MOST_DIMS || t.data == NULL)
+        return REFUSED;
+    int64_t numel = 1, reach = 1, packed = 1;
+    for (int dim = t.ndim - 1; dim >= 0; dim--) {
+        if (t.shape[dim] <= 0 || t.shape[dim] > ENDLESS / numel || t.strides[dim] < 0)
+            return REFUSED;
+        packed &= t.shape[dim] == 1 || t.strides[dim] == numel;
+        numel *= t.shape[dim];
+        reach += (t.shape[dim] - 1) * t.strides[dim];
+        seen->shape[dim] = t.shape[dim];
+        seen->strides[dim] = t.strides[dim];
+    }
+    if (!packed && numel * item > SCRATCH)
+        return REFUSED;
+    seen->kind = kind, seen->ndim = t.ndim;
+    PyObject *storage = PyObject_CallMethodObjArgs(tensor, untyped_storage, NULL);
+    if (!storage)
+        return FAILED;
+    const int64_t room = ask(storage, nbytes_name), offset = seen->offset = ask(tensor, storage_offset);
+    if (PyErr_Occurred() || (offset + reach) * item > room) {
+        Py_DECREF(storage);
+        return PyErr_Occurred() ? FAILED : REFUSED; /* its memory was freed, as FSDP does */
+    }
+    seen->storage = is_output ? PyObject_CallMethodObjArgs(storage, weak_ref, NULL) : PyObject_GetAttr(storage, cdata);
+    Py_DECREF(storage);
+    if (!seen->storage)
+        return FAILED;
+    if (is_output) {
+        Py_INCREF(tape->release);
+        seen->release = tape->release;
+    }
+    unsigned char *data = (unsigned char *)t.data + t.byte_offset;
+    if (!packed) {
+        gather(tape->scratch, data, &t, 0, item);
+        data = tape->scratch;
+    }
+    return measure(tape, seen, data, numel * item);
+}
+
+/* Append a leaf to a list; takes the reference to the value. */
+static int append(PyObject *list, PyObject *slot, PyObject *value)
+{
+    PyObject *leaf = value ? PyTuple_Pack(2, slot ? slot : zero_text, value) : NULL;
+    const int done = leaf && PyList_Append(list, leaf) == 0;
+    Py_XDECREF(leaf);
+    Py_XDECREF(value);
+    return done ? DONE : FAILED;
+}
+
+static int append_tensor(Tape *tape, PyObject *list, PyObject *slot, PyObject *tensor, int is_output)
+{
+    Seen *seen = PyObject_New(Seen, seen_type);
+    if (!seen)
+        return FAILED;
+    seen->storage = seen->release = NULL;
+    seen->names = tape->names;
+    Py_INCREF(seen->names);
+    const int done = look(tape, seen, tensor, is_output);
+    if (done != DONE) {
+        Py_DECREF(seen);
+        return done;
+    }
+    tape->seen++;
+    return append(list, slot, (PyObject *)seen);
+}
+
+static PyObject *inner_slot(PyObject *slot, Py_ssize_t i)
+{
+    if (slot)
+        return PyUnicode_FromFormat("%U.%zd", slot, i);
+    if (i < SLOTS) {
+        Py_INCREF(slot_texts[i]);
+        return slot_texts[i];
+    }
+    return PyUnicode_FromFormat("%zd", i);
+}
+
+/* What is noted of an object of a class that is none of ours: it may be large, and change. Returns a borrowed reference. */
+static PyObject *stand_in(Tape *tape, PyObject *kind)
+{
+    PyObject *known = PyDict_GetItemWithError(tape->others, kind);
+    if (known || PyErr_Occurred())
+        return known;
+    PyObject *made = PyObject_CallFunctionObjArgs(tape->other, kind, NULL);
+    const int kept = made ? PyDict_SetItem(tape->others, kind, made) : -1;
+    Py_XDECREF(made);
+    return kept == 0 ? made : NULL;
+}
+
+/* Append the leaves of a value. `slot`: NULL for the whole of a result. */
+static int append_leaves(Tape *tape, PyObject *list, PyObject *slot, PyObject *value, int is_output, int depth)
+{
+    PyObject *type = (PyObject *)Py_TYPE(value);
+    if (type == tape->tensor || type == tape->parameter)
+        return append_tensor(tape, list, slot, value, is_output);
+    const int plain = PySet_Contains(tape->plain, type);
+    if (plain) {
+        Py_INCREF(value);
+        return plain < 0 ? (Py_DECREF(value), FAILED) : append(list, slot, value);
+    }
+    const int is_tuple = type == (PyObject *)&PyTuple_Type;
+    if (is_tuple || type == (PyObject *)&PyList_Type) {
+        if (depth == DEPTH)
+            return REFUSED;
+        int done = DONE;
+        for (Py_ssize_t i = 0; done == DONE && i < (is_tuple ? PyTuple_Size(value) : PyList_Size(value)); i++) {
+            PyObject *part = is_tuple ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i);
+            PyObject *name = part ? inner_slot(slot, i) : NULL;
+            done = name ? append_leaves(tape, list, name, part, is_output, depth + 1) : FAILED;
+            Py_XDECREF(name);
+        }
+        return done;
+    }
+    /* anything else: Python finds the leaves; see `stand_in` */
+    PyObject *found = PyObject_CallFunctionObjArgs(tape->leaves, value, slot, NULL);
+    int done = found ? DONE : FAILED;
+    for (Py_ssize_t i = 0; done == DONE && i < PyList_Size(found); i++) {
+        PyObject *leaf = PyList_GetItem(found, i);
+        PyObject *name = PyTuple_GetItem(leaf, 0), *part = PyTuple_GetItem(leaf, 1);
+        PyObject *kind = (PyObject *)Py_TYPE(part);
+        const int is_plain = PySet_Contains(tape->plain, kind);
+        if (kind == tape->tensor || kind == tape->parameter)
+            done = append_tensor(tape, list, name, part, is_output);
+        else if (is_plain < 0 || PyObject_IsInstance(part, tape->tensor))
+            done = is_plain < 0 ? FAILED : REFUSED;
+        else {
+            PyObject *kept = is_plain || PyLong_Check(part) || PyFloat_Check(part) || PyUnicode_Check(part)
+                                 ? part
+                                 : stand_in(tape, kind);
+            Py_XINCREF(kept);
+            done = append(list, name, kept);
+        }
+    }
+    Py_XDECREF(found);
+    return done;
+}
+
+static int append_keywords(Tape *tape, PyObject *list, PyObject *kwargs)
+{
+    PyObject *name, *value;
+    Py_ssize_t at = 0;
+    int done = DONE;
+    while (done == DONE && PyDict_Next(kwargs, &at, &name, &value)) {
+        PyObject *slot = PyDict_GetItemWithError(tape->keywords, name);
+        if (!slot) {
+            slot = PyErr_Occurred() ? NULL : PyUnicode_FromFormat("kwargs.%S", name);
+            if (!slot || PyDict_SetItem(tape->keywords, name, slot) != 0) {
+                Py_XDECREF(slot);
+                return FAILED;
+            }
+            Py_DECREF(slot);
+        }
+        Py_INCREF(value);
+        done = append_leaves(tape, list, slot, value, 0, 0);
+        Py_DECREF(value);
+    }
+    return done;
+}
+
+/* Tell whether this thread may write on the tape, and nobody would see or need what we do in it. */
+static int is_open(Tape *tape)
+{
+    if (tape->owner == 0 || tape->owner != PyThread_get_thread_ident() || tape->generation != generation)
+        return REFUSED;
+    if (tape->seen >= MOST)
+        return REFUSED;
+    const Py_ssize_t count = PyTuple_Size(tape->busy);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *state = PyObject_CallNoArgs(PyTuple_GetItem(tape->busy, i));
+        PyObject *calm = PyTuple_GetItem(tape->calm, i);
+        const int is_calm = !state ? FAILED : state == calm ? 1 : PyObject_RichCompareBool(state, calm, Py_EQ);
+        Py_XDECREF(state);
+        if (is_calm != 1)
+            return is_calm;
+    }
+    return DONE;
+}
+
+/* Hide what we do from modes that see functions; those of the dispatcher see none of it. Returns how to end that in
+   `context`, NULL if there is no such mode. */
+static int hide(Tape *tape, PyObject **context)
+{
+    PyObject *count = PyObject_CallNoArgs(tape->modes);
+    const long modes = count ? PyLong_AsLong(count) : -1;
+    Py_XDECREF(count);
+    if (modes <= 0)
+        return modes < 0 ? FAILED : DONE;
+    *context = PyObject_CallNoArgs(tape->unseen);
+    PyObject *entered = *context ? PyObject_CallMethodObjArgs(*context, enter_name, NULL) : NULL;
+    if (!entered)
+        Py_CLEAR(*context);
+    Py_XDECREF(entered);
+    return *context ? DONE : FAILED;
+}
+
+/* Write an event. `leaves`: NULL if the call raised; takes the reference. Returns a new True or False, never an exception. */
+static PyObject *finish(Tape *tape, int done, PyObject *context, PyObject *tag, PyObject *is_end, PyObject *leaves)
+{
+    if (done == DONE) {
+        PyObject *event = PyTuple_Pack(3, tag, is_end, leaves ? leaves : Py_None);
+        done = event && PyList_Append(tape->events, event) == 0 ? DONE : FAILED;
+        Py_XDECREF(event);
+    }
+    Py_XDECREF(leaves);
+    if (done == FAILED)
+        PyErr_Clear(); /* the long way meets it, too, and reports it */
+    if (context) {
+        Py_XDECREF(PyObject_CallMethodObjArgs(context, exit_name, Py_None, Py_None, Py_None, NULL));
+        Py_DECREF(context);
+    }
+    return PyBool_FromLong(done == DONE);
+}
+
+/* begin(tag, looks, args, kwargs): a call begins. `looks`: its arguments are wanted. */
+static PyObject *tape_begin(PyObject *object, PyObject *const *given, Py_ssize_t count)
+{
+    Tape *tape = (Tape *)object;
+    int done = count == 4 && PyTuple_Check(given[2]) && PyDict_Check(given[3]) ? is_open(tape) : REFUSED;
+    PyObject *leaves = done == DONE ? PyList_New(0) : NULL, *context = NULL;
+    if (done == DONE)
+        done = leaves ? hide(tape, &context) : FAILED;
+    if (done == DONE && given[1] == Py_True) {
+        for (Py_ssize_t i = 0; done == DONE && i < PyTuple_Size(given[2]); i++) {
+            PyObject *slot = inner_slot(NULL, i);
+            done = slot ? append_leaves(tape, leaves, slot, PyTuple_GetItem(given[2], i), 0, 0) : FAILED;
+            Py_XDECREF(slot);
+        }
+        if (done == DONE)
+            done = append_keywords(tape, leaves, given[3]);
+    }
+    return finish(tape, done, context, given[0], Py_False, leaves);
+}
+
+/* end(tag, looks, args, kwargs, result): a call ends. */
+static PyObject *tape_end(PyObject *object, PyObject *const *given, Py_ssize_t count)
+{
+    Tape *tape = (Tape *)object;
+    int done = count == 5 ? is_open(tape) : REFUSED;
+    PyObject *leaves = NULL, *context = NULL;
+    int raised = 0;
+    if (done == DONE && given[4] == Py_None) { /* as hooks are told of an exception */
+        PyObject *kind, *value, *trace;
+        PyErr_GetExcInfo(&kind, &value, &trace);
+        raised = kind != NULL && kind != Py_None;
+        Py_XDECREF(kind);
+        Py_XDECREF(value);
+        Py_XDECREF(trace);
+    }
+    if (done == DONE && !raised) {
+        leaves = PyList_New(0);
+        done = leaves ? hide(tape, &context) : FAILED;
+        if (done == DONE && given[1] == Py_True)
+            done = append_leaves(tape, leaves, NULL, given[4], 1, 0);
+    }
+    return finish(tape, done, context, given[0], Py_True, leaves);
+}
+
+/* look(tensor): what a tensor is, or None. */
+static PyObject *tape_look(PyObject *object, PyObject *tensor)
+{
+    Tape *tape = (Tape *)object;
+    PyObject *type = (PyObject *)Py_TYPE(tensor), *list = PyList_New(0), *seen = NULL;
+    if (list && (type == tape->tensor || type == tape->parameter)
+        && append_tensor(tape, list, NULL, tensor, 0) == DONE)
+        seen = PyTuple_GetItem(PyList_GetItem(list, 0), 1);
+    PyErr_Clear();
+    seen = seen ? seen : Py_None;
+    Py_INCREF(seen);
+    Py_XDECREF(list);
+    return seen;
+}
+
+static PyObject *tape_open(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    Tape *tape = (Tape *)object;
+    tape->owner = PyThread_get_thread_ident();
+    tape->generation = generation;
+    Py_RETURN_NONE;
+}
+
+static PyObject *tape_shut(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    ((Tape *)object)->owner = 0;
+    Py_RETURN_NONE;
+}
+
+/* take(): the events, which leave the tape: (tag, whether the call ends, its leaves or None if it raised). */
+static PyObject *tape_take(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    Tape *tape = (Tape *)object;
+    PyObject *fresh = PyList_New(0), *events = tape->events;
+    if (!fresh)
+        return NULL;
+    tape->events = fresh;
+    tape->seen = 0;
+    return events;
+}
+
+static Py_ssize_t tape_length(PyObject *object)
+{
+    return PyList_Size(((Tape *)object)->events);
+}
+
+static int tape_init(PyObject *object, PyObject *args, PyObject *unused)
+{
+    (void)unused;
+    Tape *tape = (Tape *)object;
+    unsigned long long view;
+    PyObject *tensor, *parameter, *plain, *digest, *release, *leaves, *other, *busy, *calm, *modes, *unseen, *names;
+    if (!PyArg_ParseTuple(args, "KOOOOOOOO!O!OOO!", &view, &tensor, &parameter, &plain, &digest, &release, &leaves,
+                          &other, &PyTuple_Type, &busy, &PyTuple_Type, &calm, &modes, &unseen, &PyTuple_Type,
+                          &names))
+        return -1;
+    if (PyTuple_Size(busy) != PyTuple_Size(calm) || PyTuple_Size(names) <= BOOLS || tape->events) {
+        PyErr_SetString(PyExc_ValueError, "these make no tape");
+        return -1;
+    }
+    tape->view = (View *)(uintptr_t)view;
+    PyObject *kept[] = {tensor, parameter, plain, digest, release, leaves, other, busy, calm, modes, unseen, names};
+    PyObject **to[] = {&tape->tensor, &tape->parameter, &tape->plain, &tape->digest, &tape->release,
+                       &tape->leaves, &tape->other, &tape->busy, &tape->calm,
+                       &tape->modes, &tape->unseen, &tape->names};
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
+        Py_INCREF(kept[i]);
+        *to[i] = kept[i];
+    }
+    tape->keywords = PyDict_New();
+    tape->others = PyDict_New();
+    tape->events = PyList_New(0);
+    tape->known = PyMem_Calloc(KNOWN, sizeof(Known));
+    tape->scratch = PyMem_Malloc(SCRATCH);
+    if (!tape->keywords || !tape->others || !tape->events || !tape->known || !tape->scratch) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    return 0;
+}
+
+static void tape_dealloc(PyObject *object)
+{
+    Tape *tape = (Tape *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject *all[] = {tape->tensor, tape->parameter, tape->plain, tape->digest, tape->release, tape->leaves,
+                       tape->other, tape->busy, tape->calm, tape->modes, tape->unseen, tape->names, tape->keywords, tape->others, tape->events};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        Py_XDECREF(all[i]);
+    PyMem_Free(tape->known);
+    PyMem_Free(tape->scratch);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef tape_methods[] = {
+    {"begin", (PyCFunction)(void (*)(void))tape_begin, METH_FASTCALL, NULL},
+    {"end", (PyCFunction)(void (*)(void))tape_end, METH_FASTCALL, NULL},
+    {"look", tape_look, METH_O, NULL},
+    {"open", tape_open, METH_NOARGS, NULL},
+    {"shut", tape_shut, METH_NOARGS, NULL},
+    {"take", tape_take, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+static PyType_Slot tape_slots[] = {
+    {Py_tp_init, tape_init}, {Py_tp_dealloc, tape_dealloc}, {Py_tp_methods, tape_methods},
+    {Py_sq_length, tape_length}, {Py_tp_new, PyType_GenericNew}, {0, NULL}};
+static PyType_Spec tape_spec = {"_tape.Tape", sizeof(Tape), 0, Py_TPFLAGS_DEFAULT, tape_slots};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_tape", NULL, -1, NULL, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__tape(void)
+{
+    const char *texts[] = {"is_neg", "untyped_storage", "nbytes", "storage_offset", "_cdata", "_weak_ref", "0", "__enter__", "__exit__"};
+    PyObject **names[] = {&is_neg, &untyped_storage, &nbytes_name, &storage_offset, &cdata, &weak_ref, &zero_text, &enter_name, &exit_name};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (!*names[i] && !(*names[i] = PyUnicode_InternFromString(texts[i])))
+            return NULL;
+    for (int i = 0; i < SLOTS; i++)
+        if (!slot_texts[i] && !(slot_texts[i] = PyUnicode_FromFormat("%d", i)))
+            return NULL;
+    PyObject *module = PyModule_Create(&definition), *tape = PyType_FromSpec(&tape_spec);
+    seen_type = (PyTypeObject *)PyType_FromSpec(&seen_spec);
+    if (!module || !tape || !seen_type || PyModule_AddObject(module, "Tape", tape) != 0)
+        return NULL;
+    Py_INCREF(seen_type);
+    if (PyModule_AddObject(module, "Seen", (PyObject *)seen_type) != 0)
+        return NULL;
+#ifndef _WIN32
+    static int watched;
+    if (!watched++)
+        pthread_atfork(NULL, NULL, forked);
+#endif
+    return module;
+}

@@ -1,0 +1,200 @@
+"""The tape of hooks: what is recorded with it is what is recorded without it, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+import llmdebug_nb as ld
+from llmdebug_nb.app.recording import Recording
+from llmdebug_nb.capture.tape import native, player
+from llmdebug_nb.core.options import DumpOptions
+from llmdebug_nb.store.catalog import process_folders
+
+pytestmark = pytest.mark.skipif(native.tape(False) is None, reason="the tape was not built")
+
+
+class Inner(torch.nn.Module):
+    """Takes and gives containers, None, numbers and objects; writes to what it is given."""
+
+    def forward(self, x, pair, cache=None, *, scale=1.0, mask=None):
+        x.add_(pair[0] * scale)
+        if mask is not None:
+            x = x * mask["mask"]
+        return x, (pair[1], None), {"of.x": x.t(), "object": cache}
+
+
+class Outer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Inner() for _ in range(3))
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        for number, layer in enumerate(self.layers):
+            pair = (x.clone(), torch.ones(number, 2))  # the first one is empty
+            x, *_ = layer(self.linear(x), pair, object(), mask={"mask": x > 0}, scale=number)
+        return x
+
+
+class Model(torch.nn.Module):
+    """Its body is called twice, and one call in it raises."""
+
+    def __init__(self, fails=False):
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Sequential(Outer(), torch.nn.GELU()))
+        self.fails = fails
+
+    def forward(self, x):
+        for _ in range(2):
+            x = self.body(x)
+        with contextlib.suppress(IndexError):
+            self.body[0][0].layers[0](x, ())
+        if self.fails:
+            raise RuntimeError("the program fails")
+        return x
+
+
+def tables(run):
+    (folder,) = process_folders(run.path)
+    db = sqlite3.connect(folder / "index.sqlite")
+    names = ("records", "scalars", "operators", "calls", "root_calls", "views", "waiting")
+    found = {name: db.execute(f"SELECT * FROM {name}").fetchall() for name in names}
+    db.close()
+    return found
+
+
+def recorded(tmp_path, name, model, grad=False, **options):
+    torch.manual_seed(1)
+    x = torch.randn(3, 4)
+    options = {"stats_only": True, "tokens": "all", "path": tmp_path, **options}
+    with torch.set_grad_enabled(grad), ld.dump(model, name=name, **options) as run:
+        results = [model(x.clone()) for _ in range(3)]
+    return run, results
+
+
+def off(monkeypatch):
+    monkeypatch.setattr(player, "tape", lambda without_gradients: None)
+
+
+OPTIONS = [
+    {}, {"mode": "module+aten"}, {"mode": "module+api"}, {"part": "in"}, {"contains": "layers.1"},
+    {"ids": "0_0_0"}, {"every": 2}, {"last": 2}, {"types": "Linear"}, {"children": False},
+    {"grad": True}, {"logits": True}, {"time": 1}, {"weights": True}, {"stats_only": False},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_with_and_without_it_all_rows_are_equal(options, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    model = Model()
+    with_it, first = recorded(tmp_path, "with", model, **options)
+    off(monkeypatch)
+    without, second = recorded(tmp_path, "without", model, **options)
+    assert all(map(torch.equal, first, second))
+    a, b = tables(with_it), tables(without)
+    assert a["records"]
+    assert a["waiting"] == []
+    for name, rows in a.items():
+        assert rows == b[name], name
+
+
+def test_most_calls_are_noted_on_it(tmp_path, monkeypatch):
+    noted = []
+    play = player.Player._play_events
+
+    def count(self, events):
+        every = list(events)
+        noted.extend(every)
+        return play(self, iter(every))
+
+    monkeypatch.setattr(player.Player, "_play_events", count)
+    recorded(tmp_path, "run", Model())
+    assert len(noted) > 50
+
+
+def test_what_ran_before_the_program_failed_is_recorded(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    model = Model(fails=True)
+    for name in ("with", "without"):
+        with pytest.raises(RuntimeError, match="the program fails"):
+            recorded(tmp_path, name, model)
+        off(monkeypatch)
+    a, b = (tables(ld.open_run(tmp_path / name)) for name in ("with", "without"))
+    assert a["records"]
+    assert a == b
+
+
+def test_a_recording_that_another_thread_stops_in_a_call_keeps_the_calls_before(tmp_path):
+    class Waits(torch.nn.Module):
+        def forward(self, x):
+            inside.set()
+            assert go_on.wait(30)
+            return x
+
+    inside, go_on = threading.Event(), threading.Event()
+    body = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.GELU(), Waits())
+    model = torch.nn.Sequential(body)
+    options = DumpOptions.of(name="run", path=tmp_path, stats_only=True, tokens="all")
+    recording = Recording(model, options)
+    recording.start()
+    worker = threading.Thread(target=lambda: model(torch.ones(1, 2)))
+    worker.start()
+    assert inside.wait(30)
+    run = recording.stop()
+    go_on.set()
+    worker.join()
+    assert {"0.0", "0.1"} <= {record.site.path for record in run.records(role="output")}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_notes_nothing():
+    tape = native.tape(False)
+    tape.open()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, str(tape.begin("m", True, (), {})).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 5) == b"False"
+    assert tape.begin("m", True, (), {})
+
+
+def test_function_modes_of_the_program_see_nothing_of_it():
+    class Sees(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    seen, tape, tensor = [], native.tape(False), torch.ones(3)
+    tape.open()
+    with Sees():
+        assert tape.begin("m", True, (tensor,), {})
+        assert tape.end("m", True, (), {}, tensor)
+        assert seen == []
+        tensor.sum()
+    assert len(seen) == 1
+
+
+def test_an_unusual_call_leaves_the_tape_as_it_was():
+    tape = native.tape(True)
+    with torch.no_grad():
+        assert not tape.begin("m", True, (), {})  # it is not open
+        tape.open()
+        assert not tape.begin("m", True, (torch.ones(1), torch.ones(0)), {})
+    with torch.enable_grad():
+        assert not tape.begin("m", True, (), {})
+    assert len(tape) == 0
+    with torch.no_grad():
+        assert tape.begin("m", True, (1, None), {"a": [torch.ones(1)], "b": tape})
+    ((tag, is_end, leaves),) = tape.take()
+    assert (tag, is_end) == ("m", False)
+    assert [slot for slot, _ in leaves] == ["0", "1", "kwargs.a.0", "kwargs.b"]
+    assert leaves[3][1].kind == "Tape"
