@@ -135,8 +135,7 @@ class Connection(sqlite3.Connection):
         """Turn rows that wait into rows, in a copy. Raises CorruptDumpError: they are none."""
         try:
             with self:
-                for batch in waiting.batches(self):
-                    waiting.settle(self, batch)
+                waiting.settle_all(self)
         except DAMAGE as error:
             raise self.damaged(error) from None
 

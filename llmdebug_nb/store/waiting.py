@@ -52,6 +52,12 @@ def settle(db: sqlite3.Connection, batch: int) -> None:
     db.execute("DELETE FROM main.waiting WHERE rowid = ?", (batch,))
 
 
+def settle_all(db: sqlite3.Connection) -> None:
+    """Turn all that waits into rows. Raises ValueError."""
+    for batch in batches(db):
+        settle(db, batch)
+
+
 @functools.cache
 def _decoder() -> msgspec.msgpack.Decoder[Any]:
     kinds = tuple(list[table.row] for table in TABLES)  # type: ignore[name-defined]

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError, LLMDebugError, RemoteError
-from llmdebug_nb.store import catalog, own_file, payload
+from llmdebug_nb.store import catalog, own_file, payload, waiting
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store.checked import json_of
 from llmdebug_nb.store.connection import log_of
@@ -294,7 +294,7 @@ def _stamp(file: Path) -> tuple[int, int] | None:
 
 @contextlib.contextmanager
 def _snapshot(index: Path) -> Iterator[Path]:
-    """Give a copy of an index that is being written, with its log folded in.
+    """Give a copy of an index that is being written, with its log folded in, and no row that waits.
 
     Raises:
         DumpWriteError: there is no room for it. OSError: it was closed meanwhile.
@@ -310,6 +310,8 @@ def _snapshot(index: Path) -> Iterator[Path]:
                 raise OSError(f"{index} was closed while it was copied")
             with contextlib.closing(sqlite3.connect(copy)) as db:
                 db.execute("PRAGMA journal_mode=DELETE")
+                with db:
+                    waiting.settle_all(db)
         except sqlite3.Error as error:
             raise DumpWriteError(f"can't copy {index} to upload it: {error}") from None
         yield copy
