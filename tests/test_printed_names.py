@@ -23,7 +23,7 @@ from llmdebug_nb.show.text import difference_text, finding_text
 
 TITLE, CLEAR, BELL = "\x1b]0;owned\x07", "\x1b[2J", "\x9b31m"
 FORGED = "forged line"
-_BAR = re.compile(r"[\d?] ?[a-z]+/s\b")  # the rate of a progress bar, such as 12.3tensor/s
+_BAR = re.compile(r"\[\d\d:\d\d[],<]")  # the time of a progress bar, which a busy machine shows
 HOSTILE = f"{TITLE}{CLEAR}{BELL}\n{FORGED}\r\u202egnp\u2066\u200b\x85{FORGED}\u2028{FORGED}"
 
 
