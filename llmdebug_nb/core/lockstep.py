@@ -1,8 +1,17 @@
-"""What a comparison in lockstep took, and what it did to the programs."""
+"""How a comparison in lockstep is asked for, what it took, and what it did to the programs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+WINDOW = "1GiB"
+AT_FIRST = "first"  # where both programs may be stopped
+TIMEOUT = 3600.0  # seconds: a large model may compute that long between two calls
+# options of recordings that make no sense here: files, code that is compiled, times
+NOT_HERE = (
+    "name", "path", "graph", "profile", "control", "seed", "ranks", "requests", "fusion_switch",
+    "compiler_config", "last", "alarm",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
