@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import llmdebug_nb as ld
 import models
@@ -323,6 +324,33 @@ def test_a_graft_in_a_port_names_both_bugs() -> None:
     paths = [finding.path for finding in report.findings]
     assert plain.findings[0].path in paths
     assert last in paths
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.embed, self.encoder = nn.Linear(8, 8), nn.TransformerEncoder(layer, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encoder(self.embed(x))
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_graft_leaves_a_layer_on_its_fast_path(alone: bool) -> None:
+    golden = Encoder().eval().requires_grad_(False)
+    golden = golden.encoder.layers[1] if alone else golden
+    mine = copy.deepcopy(golden)
+    (mine if alone else mine.encoder.layers[1]).linear1.weight.mul_(1.5)
+    inputs = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(0))
+    report = ld.lockstep(golden, mine, inputs, graft=True, progress=False)
+    paths = [{each.site.path for each in run.records()} for run in (report.golden, report.mine)]
+    assert paths[0] == paths[1]  # off that path, the modules inside a layer are called, too
+    assert [graft.path for graft in report.lockstep.grafts] == ["" if alone else "encoder.layers.1"]
+    assert not hooks(golden, mine).count(1)
+    shared = nn.modules.module
+    assert not shared._global_forward_hooks
+    assert not shared._global_forward_pre_hooks
 
 
 # -- proofs and calibration ------------------------------------------------------------------------
