@@ -293,6 +293,23 @@ def test_programs_that_agree_are_not_stopped() -> None:
     assert report.verdict == "within_noise"
 
 
+@pytest.mark.parametrize("wanted", [{"stop": "first"}, {"graft": True}])
+def test_values_in_another_order_are_no_divergence(wanted: dict[str, Any]) -> None:
+    port = PORTS["meta"]  # it rotates neighbouring channels, so its query weights are permuted
+    golden = port.golden()
+    mine = port.mine(golden)
+
+    def work(model: Any) -> object:
+        return (golden if model is golden.model else mine)()
+
+    report = ld.lockstep(golden.model, mine.model, work, progress=False, **wanted, **MODULES)
+    took = report.lockstep
+    assert (took.stopped, took.grafts) == ("", [])
+    assert "layers.*.attention.wq" in took.passed
+    assert report.verdict == "within_noise"
+    assert "no stop and no graft at these places" in str(report)
+
+
 @pytest.mark.parametrize("window", ["1GiB", "60kB"])
 def test_a_graft_shows_two_bugs_in_one_pass(window: str) -> None:
     golden, mine = two(*BUGS, num_hidden_layers=4)

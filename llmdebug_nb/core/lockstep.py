@@ -42,7 +42,8 @@ class Lockstep:
     ran. ``met``: the pairs that were measured as soon as both values were there. ``unsteady``: the
     values that were other ones when a program ran again. ``stopped``: the call of mine after which
     both programs were stopped, and by how much it was off; "" if they ran to their end.
-    ``grafts``: the calls in whose place mine went on with golden's values.
+    ``grafts``: the calls in whose place mine went on with golden's values. ``passed``: the places
+    that gave another value than golden's module there, and that the comparison found right.
     """
 
     window: int
@@ -53,3 +54,4 @@ class Lockstep:
     unsteady: int = 0
     stopped: str = ""
     grafts: list[Graft] = field(default_factory=list)
+    passed: tuple[str, ...] = ()

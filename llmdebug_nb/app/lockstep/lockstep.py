@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from llmdebug_nb.align import names
@@ -30,6 +30,7 @@ from llmdebug_nb.comparison.tolerance import Calibration
 from llmdebug_nb.core import collector, constants, interrupts
 from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.errors import CaptureError, OptionError
+from llmdebug_nb.core.findings import EXPECTED
 from llmdebug_nb.core.lockstep import AT_FIRST, NOT_HERE, TIMEOUT, WINDOW, Lockstep
 from llmdebug_nb.core.option_parsing import parse_bytes
 from llmdebug_nb.core.option_signatures import shows_options
@@ -119,8 +120,27 @@ def lockstep(
             else:
                 programs.append(LocalProgram(name, model, inputs, chosen))
             undo.callback(programs[-1].close)
-        both = Both(programs[0], programs[1], chosen, size)
-        return both.compared(rules, asked)
+        return _confirmed((programs[0], programs[1]), chosen, size, rules, asked)
+
+
+def _confirmed(
+    programs: tuple[Program, Program], options: DumpOptions, window: int, rules: Rules, asked: Asked
+) -> Report:
+    """Compare; where both were stopped, or values grafted, the report has to find mine wrong.
+
+    On the way, calls are paired by the module trees alone: a module of a port may give its values
+    in another order, or a part of them. Then both run once more, and go past it. Raises
+    CaptureError.
+    """
+    passed: frozenset[str] = frozenset()
+    ran = (0, 0)
+    while True:
+        both = Both(*programs, options, window, passed, ran)
+        report = both.compared(replace(rules, known={}), asked)
+        right = both.found_right(report)
+        if not right or any(program.why_once for program in programs):
+            return report
+        passed, ran = passed | right, both.figures.ran
 
 
 @dataclass(frozen=True)
@@ -137,10 +157,19 @@ class Asked:
 class Both:
     """Both sides of a comparison in lockstep. Used once."""
 
-    def __init__(self, golden: Program, mine: Program, options: DumpOptions, window: int) -> None:
-        """``window``: bytes."""
-        self._window = Window(window)
-        self.figures = Lockstep(window)
+    def __init__(
+        self,
+        golden: Program,
+        mine: Program,
+        options: DumpOptions,
+        window: int,
+        passed: frozenset[str],
+        ran: tuple[int, int],
+    ) -> None:
+        """``window``: bytes. ``passed``: see `Meeting`. ``ran``: how often both ran before."""
+        self._window, self._before = Window(window), ran
+        self._acted: dict[int, str] = {}
+        self.figures = Lockstep(window, passed=tuple(sorted(passed)))
         self.golden = Side(0, "golden", golden, options, self._window)
         try:
             self.mine = Side(1, "mine", mine, options, self._window)
@@ -157,7 +186,8 @@ class Both:
 
     @interrupts.let_through
     def _compared(self, rules: Rules, asked: Asked) -> Report:
-        meeting = Meeting(self.golden, self.mine, rules, asked.wanted)
+        passed = frozenset(self.figures.passed)
+        meeting = Meeting(self.golden, self.mine, rules, asked.wanted, passed)
         with Stages("running both in lockstep", asked.progress) as stages, collector.paused():
             try:
                 meeting.run()
@@ -169,7 +199,7 @@ class Both:
             self._rest()
             figures = self.figures
             figures.met, figures.stopped = meeting.met, meeting.stopped
-            figures.grafts = meeting.grafts
+            figures.grafts, self._acted = meeting.grafts, meeting.acted
             report = self._report(rules, asked, stages)
         self._settle()
         if asked.prove:
@@ -178,6 +208,13 @@ class Both:
         report.lockstep = figures
         report.problems += said(figures)
         return report
+
+    def found_right(self, report: Report) -> frozenset[str]:
+        """Return the places after which something was done, and where the report finds no error."""
+        rows = (d for d in report.differences if d.verdict in ("diverged", EXPECTED))
+        wrong = {d.pair.mine.id for d in rows if d.pair.mine is not None}
+        found = {place for number, place in self._acted.items() if number in wrong}
+        return frozenset(self._acted.values()) - found
 
     def _report(self, rules: Rules, asked: Asked, stages: Stages) -> Report:
         """Compare both runs as those of dumps are compared."""
@@ -254,7 +291,7 @@ class Both:
         figures = self.figures
         figures.most = self._window.most
         figures.whole = self.golden.whole, self.mine.whole
-        figures.ran = self.golden.ran, self.mine.ran
+        figures.ran = self._before[0] + self.golden.ran, self._before[1] + self.mine.ran
         figures.unsteady = sum(side.unsteady for side in sides_)
 
 
@@ -278,6 +315,13 @@ def said(figures: Lockstep) -> list[str]:
         notes.append(
             f"mine went on with golden's value after {count_text(len(figures.grafts), 'call')}:"
             f" {first}{f' and {more:,} more' if more > 0 else ''}"
+        )
+    if figures.passed:
+        first = ", ".join(figures.passed[: constants.NAMES_SHOWN])
+        more = len(figures.passed) - constants.NAMES_SHOWN
+        notes.append(
+            "no stop and no graft at these places, which rightly give other tensors than golden's"
+            f" there: {first}{f' and {more:,} more' if more > 0 else ''}"
         )
     if figures.unsteady:
         notes.append(
