@@ -13,11 +13,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import llmdebug_nb as ld
 import models
@@ -27,6 +29,7 @@ from llmdebug_nb.core.errors import (
     CaptureError,
     OptionError,
     PeerError,
+    ProofError,
     TensorLookupError,
 )
 from recordings import record, scaled
@@ -290,6 +293,23 @@ def test_programs_that_agree_are_not_stopped() -> None:
     assert report.verdict == "within_noise"
 
 
+@pytest.mark.parametrize("wanted", [{"stop": "first"}, {"graft": True}])
+def test_values_in_another_order_are_no_divergence(wanted: dict[str, Any]) -> None:
+    port = PORTS["meta"]  # it rotates neighbouring channels, so its query weights are permuted
+    golden = port.golden()
+    mine = port.mine(golden)
+
+    def work(model: Any) -> object:
+        return (golden if model is golden.model else mine)()
+
+    report = ld.lockstep(golden.model, mine.model, work, progress=False, **wanted, **MODULES)
+    took = report.lockstep
+    assert (took.stopped, took.grafts) == ("", [])
+    assert "layers.*.attention.wq" in took.passed
+    assert report.verdict == "within_noise"
+    assert "no stop and no graft at these places" in str(report)
+
+
 @pytest.mark.parametrize("window", ["1GiB", "60kB"])
 def test_a_graft_shows_two_bugs_in_one_pass(window: str) -> None:
     golden, mine = two(*BUGS, num_hidden_layers=4)
@@ -321,6 +341,92 @@ def test_a_graft_in_a_port_names_both_bugs() -> None:
     paths = [finding.path for finding in report.findings]
     assert plain.findings[0].path in paths
     assert last in paths
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.embed, self.encoder = nn.Linear(8, 8), nn.TransformerEncoder(layer, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encoder(self.embed(x))
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_graft_leaves_a_layer_on_its_fast_path(alone: bool) -> None:
+    golden = Encoder().eval().requires_grad_(False)
+    golden = golden.encoder.layers[1] if alone else golden
+    mine = copy.deepcopy(golden)
+    (mine if alone else mine.encoder.layers[1]).linear1.weight.mul_(1.5)
+    inputs = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(0))
+    report = ld.lockstep(golden, mine, inputs, graft=True, progress=False)
+    paths = [{each.site.path for each in run.records()} for run in (report.golden, report.mine)]
+    assert paths[0] == paths[1]  # off that path, the modules inside a layer are called, too
+    assert [graft.path for graft in report.lockstep.grafts] == ["" if alone else "encoder.layers.1"]
+    assert not hooks(golden, mine).count(1)
+    shared = nn.modules.module
+    assert not shared._global_forward_hooks
+    assert not shared._global_forward_pre_hooks
+
+
+# -- proofs and calibration ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", ["1GiB", "20kB"])
+def test_a_proof_says_what_it_says_of_dumps(window: str) -> None:
+    golden, mine = two(*BUGS, num_hidden_layers=4)
+    expected = dumped(golden, mine, lambda model: model(**INPUTS)).findings[0].prove()
+    before, state = hooks(golden, mine), torch.get_rng_state()
+    options = {"window": window, "progress": False, "prove": True}
+    report = ld.lockstep(golden, mine, INPUTS, **options)
+    proof = report.findings[0].proof
+    assert replace(proof, next=None) == replace(expected, next=None)
+    assert [proof.agrees, proof.next.path, expected.next.path] == [False, NORM, NORM]
+    assert report.lockstep.unsteady == 0
+    assert hooks(golden, mine) == before
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_module_is_looked_into_and_a_finding_proven_after_the_comparison() -> None:
+    golden, mine = two(scaled(DOWN, 1.1))
+    report = ld.lockstep(golden, mine, INPUTS, window="20kB", progress=False)
+    inside = report.look_inside()
+    assert inside.findings[0].path == f"{DOWN}/Tensor.mul"
+    assert report.findings[0].prove().agrees
+
+
+def test_a_calibration_says_what_it_says_of_dumps() -> None:
+    golden, mine = two(scaled(DOWN, 1.1))
+
+    def work(model: Any) -> object:
+        return model(**INPUTS)
+
+    runs = [
+        record(model, lambda model=model: work(model), name)
+        for name, model in (("golden", golden), ("mine", mine))
+    ]
+    near = copy.deepcopy(golden)
+    scaled("model.norm", 1.01)(near)
+    other = record(near, lambda: work(near), "other")
+    for calibrate in ("auto", [other]):
+        expected = ld.compare(*runs, calibrate=calibrate, progress=False)
+        options = {"window": "20kB", "progress": False, "calibrate": calibrate}
+        report = ld.lockstep(golden, mine, work, **options)
+        assert told(report) == told(expected)
+        assert report.lockstep.ran > (1, 1)
+    assert not any(hooks(golden))
+
+
+@pytest.mark.parametrize("wanted", [{"stop": "first"}, {"graft": True}])
+def test_a_stop_and_a_graft_are_neither_calibrated_nor_proven(wanted: dict[str, Any]) -> None:
+    golden, mine = two(*BUGS, num_hidden_layers=4)
+    for more, message in (({"prove": True}, "prove: not with"), ({"calibrate": "auto"}, "noise")):
+        with pytest.raises(OptionError, match=message):
+            ld.lockstep(golden, mine, INPUTS, **wanted, **more)
+    report = ld.lockstep(golden, mine, INPUTS, progress=False, **wanted)
+    with pytest.raises(ProofError, match="prove: not with stop or graft"):
+        report.findings[0].prove()
 
 
 # -- bad input -------------------------------------------------------------------------------------
