@@ -44,10 +44,7 @@ class UserCode:
         if not where.endswith(FILE) and not path.is_file():
             try:
                 return importlib.import_module(where)
-            except (
-                Exception,
-                SystemExit,
-            ) as error:  # the code is the user's
+            except (Exception, SystemExit) as error:  # the code is the user's
                 missing = isinstance(error, ModuleNotFoundError) and error.name in _outer(where)
                 raise _failed(option, where, error, missing) from None
         if not path.is_file():
