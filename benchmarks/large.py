@@ -10,6 +10,7 @@ import torch
 
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.comparison.tolerance import Judging
+from llmdebug_nb.core.batches import Batch
 from llmdebug_nb.core.columns import AT, COLUMNS, Row
 from llmdebug_nb.core.findings import Comparison, Difference, Finding, Pair, RowVerdict
 from llmdebug_nb.core.kernels.summary import summarize
@@ -57,7 +58,7 @@ def sites(folder: Path, name: str, error: float = 0.0) -> Path:
     ):
         reach = float(figures[number // 2, number % 2]) * (1 + error * (number % 7 == 0))
         rows.append(row(number, node, role, reach))
-    writer.commit(rows, [RootCall(0, kind="prefill")])
+    writer.commit(Batch(records=rows, calls=[RootCall(0, kind="prefill")]))
     writer.close({"complete": True})
     return path
 
@@ -99,7 +100,7 @@ def tensor(folder: Path, name: str) -> Path:
         one[AT[column]] = getattr(seen, column)
     one[AT["shape"]] = f"[{SIDE}, {SIDE}]"
     writer.payload(one, values.numpy().view(np.uint8).reshape(-1))
-    writer.commit([one], [RootCall(0, kind="forward")])
+    writer.commit(Batch(records=[one], calls=[RootCall(0, kind="forward")]))
     writer.close({"complete": True})
     return path
 

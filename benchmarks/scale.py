@@ -32,6 +32,7 @@ import torch
 
 import llmdebug_nb as ld
 from llmdebug_nb.app import compare as stages
+from llmdebug_nb.core.batches import Batch
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Node, RootCall
 from llmdebug_nb.show.wire_requests import RowsRequest
@@ -73,7 +74,7 @@ def write(folder: Path, name: str, records: int, ranks: int, other: bool) -> Pat
                 one = large.row(number, parts[at // 2], role, reach)
                 one[large.AT["root_call"]] = step
                 rows.append(one)
-            writer.commit(rows, [RootCall(step, 0, step, "decode")])
+            writer.commit(Batch(records=rows, calls=[RootCall(step, 0, step, "decode")]))
         writer.close({"complete": True, "rank": rank})
     return path
 
@@ -95,7 +96,7 @@ def write_values(folder: Path, name: str, megabytes: int, error: float) -> Path:
         one[large.AT["shape"]] = "[4096, 1024]"
         writer.payload(one, x.numpy().view(np.uint8).reshape(-1))
         rows.append(one)
-    writer.commit(rows, [RootCall(0)])
+    writer.commit(Batch(records=rows, calls=[RootCall(0)]))
     writer.close({"complete": True})
     return path
 

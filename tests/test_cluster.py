@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
 from torch import nn
 
 import llmdebug_nb as ld
@@ -104,6 +106,23 @@ def test_an_address_is_a_cluster_and_so_is_the_command_line(runs, client, capsys
     assert _is_that_of_this_process(ld.compare(*runs, cluster=address, progress=False), runs)
     assert main(["compare", *map(str, runs), "--cluster", address]) == 1
     assert "diverged" in capsys.readouterr().out
+
+
+def test_the_magic_takes_an_address_and_a_variable(runs, client):
+    shell = InteractiveShell.instance()
+    try:
+        shell.run_line_magic("load_ext", "llmdebug_nb")
+        shell.user_ns["workers"] = client
+        for cluster in (client.scheduler.address, "workers"):
+            line = f"{runs[0]} {runs[1]} -l error --cluster {cluster}"
+            report = shell.run_line_magic("llmcompare", line)
+            assert _is_that_of_this_process(report, runs)
+            assert not report.problems
+        with pytest.raises(UsageError, match="'nobody' is no cluster"):
+            shell.run_line_magic("llmcompare", f"{runs[0]} {runs[1]} --cluster nobody")
+        shell.run_line_magic("unload_ext", "llmdebug_nb")
+    finally:
+        InteractiveShell.clear_instance()
 
 
 def test_local_starts_workers_and_ends_them(runs, monkeypatch):

@@ -48,7 +48,7 @@ def test_every_command_of_the_command_line_is_there():
 
 def test_a_command_that_has_a_magic_has_no_flag_that_its_magic_lacks(shell):
     both = [name for name in parsers() if f"llm{name}" in MAGICS]
-    assert both == ["dump", "errcheck", "opcheck", "logits", "doctor", "compare"]
+    assert both == ["dump", "errcheck", "opcheck", "logits", "doctor", "compare", "lockstep"]
     magics = shell.magics_manager.magics["line"]
     for name in both:
         assert _flags(parsers()[name]) <= _flags(magics[f"llm{name}"].parser), name

@@ -555,7 +555,7 @@ def test_ge_config_takes_the_parameters_that_msit_has(tmp_path: Path):
         ("ReduceMean", {"mean"}),
     ],
 )
-def test_dump_layer_names_operators_as_ge_does(tmp_path: Path, named, operators):
+def test_dump_layer_names_operators_as_ge_does(inductor: None, tmp_path: Path, named, operators):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         config = torchair.get_ge_dump_config(tmp_path, dump_layer=named)

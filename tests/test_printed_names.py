@@ -23,7 +23,7 @@ from llmdebug_nb.show.text import difference_text, finding_text
 
 TITLE, CLEAR, BELL = "\x1b]0;owned\x07", "\x1b[2J", "\x9b31m"
 FORGED = "forged line"
-_BAR = re.compile(r"[\d?] ?[a-z]+/s\b")  # the rate of a progress bar, such as 12.3tensor/s
+_BAR = re.compile(r"\[\d\d:\d\d[],<]")  # the time of a progress bar, which a busy machine shows
 HOSTILE = f"{TITLE}{CLEAR}{BELL}\n{FORGED}\r\u202egnp\u2066\u200b\x85{FORGED}\u2028{FORGED}"
 
 
@@ -122,7 +122,7 @@ def test_no_command_prints_a_control_character_of_a_dump(
 def test_every_command_is_walked():
     from llmdebug_nb.cli import _COMMANDS
 
-    names = {argv[0] for argv in COMMANDS} | {"dump", "errcheck"}  # which read no dump
+    names = {argv[0] for argv in COMMANDS} | {"dump", "errcheck", "lockstep"}  # which read no dump
     assert len(names) == len(_COMMANDS)
 
 

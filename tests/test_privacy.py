@@ -147,6 +147,7 @@ def test_a_file_is_named_within_its_project_package_or_home(ann):
     assert shown(str(ann / "other" / "model.py")) == "~/other/model.py"
     assert shown("/opt/v/lib/python3.11/site-packages/x/y.py") == "site-packages/x/y.py"
     assert shown(str(ann / "port/.v/lib/site-packages/x/y.py")) == "site-packages/x/y.py"
+    assert shown(str(ann / "port/my venv/site-packages/x/y.py")) == "site-packages/x/y.py"
     assert shown(str(stdlib)) == f"{stdlib.parent.name}/os.py"
     assert shown("/data/annlovelace/x.py") == "/data/<user>/x.py"
     assert shown("cell 3") == "cell 3"

@@ -21,7 +21,7 @@ from llmdebug_nb.app.rank_check import check_ranks
 from llmdebug_nb.capture.ranks import NOT_WAITED
 from llmdebug_nb.cli import main
 from llmdebug_nb.comparison.collectives import fault
-from llmdebug_nb.core import placement
+from llmdebug_nb.core import constants, placement
 from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.core.kernels.joining import Recipe, joined
 from llmdebug_nb.core.placement import Mirrored, Placement, Shard
@@ -301,6 +301,28 @@ def test_a_joined_run_is_read_like_any_other(server: Server, tmp_path: Path) -> 
     assert len(whole.steps()) == 1
     # nothing was written, and the run of the ranks is as it was
     assert mine.find("layers.0.up", rank=1).summary.shape == (8, 6)
+
+
+def test_a_joined_run_is_measured_on_a_cluster_with_the_same_result(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setattr(constants, "BATCH_JOBS", 2)
+    golden = server.record(tmp_path, "whole", name="golden")
+    mine = server.record(tmp_path, "tensor_parallel", "stale", ranks=2)
+    here = compared(golden, mine)
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0",
+        silence_logs=50, protocol="tcp://",
+    ) as cluster:  # fmt: skip
+        there = ld.compare(golden, mine, cluster=cluster.scheduler_address, progress=False)
+    rows = [
+        [(d.verdict, d.error, d.limit, d.metrics) for d in r.differences] for r in (here, there)
+    ]
+    assert rows[1] == rows[0]
+    assert here.verdict == "diverged"
+    assert [str(finding) for finding in there.findings] == [str(each) for each in here.findings]
+    assert there.problems == here.problems  # no task was done in this process
 
 
 def test_runs_of_as_many_ranks_are_compared_rank_by_rank_and_the_rank_is_named(

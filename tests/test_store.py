@@ -25,6 +25,7 @@ from torch import nn
 import llmdebug_nb as ld
 from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.recorder import Recorder
+from llmdebug_nb.core.batches import Batch
 from llmdebug_nb.core.columns import AT, COLUMNS, OPERATORS, SOURCES, TABLES
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import RootCall
@@ -571,7 +572,7 @@ def test_threads_add_rows_at_the_same_time(tmp_path):
     def work(name):
         for number in range(50):
             sink.table("token_rows", ([0, row, name, row, None, 0, None] for row in range(20)))
-            sink.commit(called=[(0, name, number, "0")])
+            sink.commit(Batch(called=[(0, name, number, "0")]))
 
     with ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(work, name) for name in "abcd"]:
@@ -682,7 +683,7 @@ def test_opening_100_000_records_reads_a_page_and_not_all(tmp_path):
         )
         for i in range(100_000)
     ]
-    writer.commit(rows, [RootCall(0)])
+    writer.commit(Batch(records=rows, calls=[RootCall(0)]))
     writer.close({"complete": True})
     read = []
     opened = ld.open_run(run)

@@ -660,7 +660,7 @@ def test_an_error_in_a_users_metric_is_one_line_and_ends_nothing():
     [
         (3, "not a callable"),
         ({"rmse": max}, "the name 'rmse' is taken"),
-        ("gone.py:f", "expected a file and a function in it"),
+        ("gone.py:f", "there is no file gone.py"),
         ([max, max], "the name 'max' is taken"),
     ],
 )

@@ -321,9 +321,11 @@ def test_of_a_compiled_engine_the_modules_outside_of_that_code_are_recorded(tmp_
 
 @pytest.mark.parametrize("graph", ["fx", "fused", "both"])
 def test_the_compiled_code_of_an_engine_is_recorded_with_its_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graph: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, graph: str
 ) -> None:
     """Inductor gets the engine's own settings, and of those only what it knows."""
+    if graph != "fx":
+        request.getfixturevalue("inductor")
     given: list[dict[str, object]] = []
     compile_traced = inductor.compile_traced
 

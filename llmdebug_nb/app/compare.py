@@ -128,7 +128,7 @@ def compare(
 
     with connected(cluster, progress) as workers:
         with Stages("calibrating", progress):
-            calibration = _calibration(golden, calibrate, workers)
+            calibration = calibrated(golden, calibrate, workers)
         comparison = Comparison(mapped, fixed, calibration, custom, explain, remarks)
         again = Again(golden, mine, runs, comparison.step, find)
         work = on_cluster(None if custom.names else workers, golden, mine)
@@ -224,9 +224,16 @@ class Comparison:
         return self.report(again, step, expected)
 
 
-def _calibration(
-    golden: Run, calibrate: RunLike | Iterable[RunLike] | None, workers: Cluster | None
+def calibrated(
+    golden: Run,
+    calibrate: RunLike | Iterable[RunLike] | None,
+    workers: Cluster | None = None,
+    here: Work = in_threads,
 ) -> Calibration:
+    """Return what other recordings of golden, or its live model, say of its noise.
+
+    ``here``: measures in this process. Raises what `compare` raises.
+    """
     calibration = Calibration()
     if calibrate is None or isinstance(calibrate, (str, os.PathLike, Run)):
         others = [] if calibrate is None else [calibrate]
@@ -234,13 +241,12 @@ def _calibration(
         others = list(calibrate)
     for other in others:
         if other == AUTO:
-            _add_moved(calibration, golden)
+            _add_moved(calibration, golden, here)
             continue
         run = open_run(other)
         pairs = _paired(golden, run, Names())
-        measured = engine.measure(
-            pairs, golden.load, run.load, golden.nodes, on_cluster(workers, golden, run)
-        )
+        work = here if workers is None else on_cluster(workers, golden, run)
+        measured = engine.measure(pairs, golden.load, run.load, golden.nodes, work)
         if not any(m.pair.golden and m.pair.mine for m in measured):
             raise CompareError(
                 f"calibrate: {run.label} and {golden.label} have no tensor in common; "
@@ -250,11 +256,11 @@ def _calibration(
     return calibration
 
 
-def _add_moved(calibration: Calibration, golden: Run) -> None:
+def _add_moved(calibration: Calibration, golden: Run, work: Work) -> None:
     """Calibrate with golden's live model, which rounds otherwise. Raises CompareError."""
     for generation, step, run in recordings(golden):
         pairs = _paired(golden, run, Names(), (generation, step))
-        measured = engine.measure(pairs, golden.load, run.load, golden.nodes)
+        measured = engine.measure(pairs, golden.load, run.load, golden.nodes, work)
         calibration.rounded.append(measured)
 
 

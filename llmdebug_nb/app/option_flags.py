@@ -6,7 +6,7 @@ They are made from the declarations in `core.options`, so both front ends know t
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import Field, fields
 from typing import Any
 
@@ -24,17 +24,19 @@ LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3, "fatal": 4, "critical
 
 
 def declare_options(
-    parser: argparse.ArgumentParser, defaults: Mapping[str, object] | None = None
+    parser: argparse.ArgumentParser,
+    defaults: Mapping[str, object] | None = None,
+    without: Collection[str] = (),
 ) -> None:
     """Add a flag for each option that has one.
 
     An option whose flag is not used is absent from the parsed arguments. ``defaults``: those that
-    the help shows in place of `DumpOptions`' own.
+    the help shows in place of `DumpOptions`' own. ``without``: options that get none.
     """
     groups = {title: parser.add_argument_group(title) for title in (WHAT, WHEN, HOW_MUCH)}
     for option in fields(DumpOptions):
         declaration = declaration_of(option)
-        if declaration.flags is None:
+        if declaration.flags is None or option.name in without:
             continue
         groups[declaration.group].add_argument(
             *declaration.flags,

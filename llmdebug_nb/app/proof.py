@@ -57,6 +57,7 @@ class Again:
     ``find(model)``: finds the modules of mine in a model. ``inputs``: the run of mine that has the
     inputs of the model; default: mine. ``limit``: of its results. ``proven``: the findings whose
     values are put in already; ``puts``, ``weights``: these values; ``sites``: the rows of these.
+    ``refused``: why nothing of this comparison can be proven; "" if it can.
     """
 
     golden: Run
@@ -70,11 +71,14 @@ class Again:
     puts: dict[Place, list[Put]] = field(default_factory=dict)
     weights: dict[tuple[str, str], Put] = field(default_factory=dict)
     sites: frozenset[tuple[object, ...]] = frozenset()
+    refused: str = ""
 
     def prove(
         self, finding: Finding, report: Report, model: torch.nn.Module | None = None
     ) -> Proof:
         """Prove a finding of a report. Raises ProofError."""
+        if self.refused:
+            raise ProofError(self.refused)
         again = self if model is None else replace(self, runs=self._with(model))
         try:
             return again._prove(finding, report)

@@ -102,9 +102,9 @@ class Step:
         self, seed: int = 0, substitution: Intervention | None = None
     ) -> dict[str, torch.Tensor]:
         """Run it again, unrecorded; return its tensors by slot. Raises CannotReplay."""
-        hooks = _hooked(substitution, self._module)
+        hooks, given = _hooked(substitution, self._module), self._given()
         with Unbroken(_unchanged(self.model), hooks, quiet(seed)):
-            result = self._call()
+            result = self._call(given)
         found = ((slot, leaf) for slot, leaf in leaves(result) if isinstance(leaf, torch.Tensor))
         return {slot: tensor.cpu() for slot, tensor in found}
 
@@ -119,10 +119,11 @@ class Step:
         ``changed``: other options. The run is deleted when nobody holds it any more. Raises
         CannotReplay.
         """
+        given = self._given()
 
         def work() -> None:
             with quiet():
-                self._call()
+                self._call(given)
 
         put = _weights(self.model, self.key.path, weights or {})
         hooks = _hooked(substitution, self._module)
@@ -137,8 +138,12 @@ class Step:
     def _module(self, path: str) -> torch.nn.Module | None:
         return _part(self.model, path, self.key.path)
 
-    def _call(self) -> object:
-        args, kwargs = arguments.filled(self._arguments, self._load)
+    def _given(self) -> arguments.Arguments:
+        """Load the arguments, before anything is hooked: a model may have to run for that."""
+        return arguments.filled(self._arguments, self._load)
+
+    def _call(self, given: arguments.Arguments) -> object:
+        args, kwargs = given
         try:
             return self.model(*args, **kwargs)
         except Exception as error:  # the model is the program's: it may raise anything

@@ -13,9 +13,9 @@ from types import CodeType
 
 import torch
 
-from llmdebug_nb.capture.sink import FunctionRow, SourceRow
 from llmdebug_nb.capture.source_lines import LONGEST_LINE, code_of, named, own_name, place_of
 from llmdebug_nb.core import constants
+from llmdebug_nb.core.batches import FunctionRow, SourceRow
 from llmdebug_nb.core.errors import PACKAGE
 from llmdebug_nb.core.function_text import block, first_line
 from llmdebug_nb.core.masking import masked

@@ -33,10 +33,11 @@ from llmdebug_nb.capture.payload import NotKept, Policy
 from llmdebug_nb.capture.placements import Placements
 from llmdebug_nb.capture.rows import NO_NUMBERS, Numbers, Settled, Site, row_of
 from llmdebug_nb.capture.signatures import argument_of
-from llmdebug_nb.capture.sink import Bytes, RecordedCall, ScalarRow, Sink
+from llmdebug_nb.capture.sink import Bytes, RecordedCall, Sink
 from llmdebug_nb.capture.tape import native
 from llmdebug_nb.capture.tape.native import Seen
 from llmdebug_nb.capture.walk import scalar_text
+from llmdebug_nb.core.batches import Batch, ScalarRow
 from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.errors import StoreError
 from llmdebug_nb.core.kernels import summary as kernel
@@ -432,17 +433,16 @@ class Recorder:
             for row, known in self._copies:
                 row[rows.STATISTICS] = known[rows.STATISTICS]
             made, scalars, self._rows, self._scalars = self._rows, self._scalars, [], []
-            operators, self._operators = self._operators, []
-            call_ids, self._call_ids = self._call_ids, []
+            ops, ids, self._operators, self._call_ids = self._operators, self._call_ids, [], []
             self._vectors.clear()
             self._copies.clear()
             self.watch(made)
             try:
-                self.sink.commit(
-                    made, calls, scalars,
-                    operators=operators, sources=self.sources.stacks, chains=self._chains.new,
-                    called=call_ids, functions=self.sources.functions,
-                )  # fmt: skip
+                self.sink.commit(Batch(
+                    records=made, calls=calls, scalars=scalars, operators=ops,
+                    sources=self.sources.stacks, functions=self.sources.functions,
+                    chains=self._chains.new, called=ids,
+                ))  # fmt: skip
                 self.sources.written()
                 self._chains.new.clear()
             except StoreError as error:

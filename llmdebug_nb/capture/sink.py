@@ -9,13 +9,11 @@ import numpy as np
 
 from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.capture.signatures import Parameters
+from llmdebug_nb.core.batches import Batch
 from llmdebug_nb.core.columns import Row
-from llmdebug_nb.core.records import Node, RootCall
+from llmdebug_nb.core.records import Node
 
 Bytes: TypeAlias = np.ndarray | memoryview  # uint8[n]
-SourceRow: TypeAlias = tuple[int, str, str, int | None]  # of `columns.SOURCES`
-FunctionRow: TypeAlias = tuple[str, int, str, str]  # of `columns.FUNCTIONS`
-ScalarRow: TypeAlias = tuple[int, str, int, str, str, str, str | None, str]
 
 
 class Sink(Protocol):
@@ -28,18 +26,7 @@ class Sink(Protocol):
     def shortage(self, nbytes: int) -> str | None: ...
     def payload(self, row: Row, data: Bytes) -> None: ...
     def duplicate(self, row: Row, offset: int, length: int) -> None: ...
-    def commit(
-        self,
-        rows: Iterable[Row] = (),
-        calls: Iterable[RootCall] = (),
-        scalars: Iterable[ScalarRow] = (),
-        *,
-        operators: Iterable[Row] = (),
-        sources: Iterable[SourceRow] = (),
-        chains: Iterable[tuple[int, str]] = (),
-        called: Iterable[tuple[int, str, int, str]] = (),
-        functions: Iterable[FunctionRow] = (),
-    ) -> None: ...
+    def commit(self, batch: Batch) -> None: ...
     def drop(self, calls: Collection[int], into: int) -> int: ...
     def nodes(self, nodes: Iterable[Node], start: int) -> None: ...
     def note(self, meta: dict[str, object]) -> None: ...

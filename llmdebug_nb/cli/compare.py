@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from llmdebug_nb.app.upstream import compare_arguments
 from llmdebug_nb.cli.command import DIVERGED, INCOMPARABLE, OK, Commands, add_command, say
+from llmdebug_nb.core.findings import EXPECTED
+
+if TYPE_CHECKING:
+    from llmdebug_nb.app.report import Report
 
 _DESCRIPTION = """Compare two dumps.
 Exit status: 0 match, within noise or as expected, 1 diverged or nondeterministic, 2 incomparable
@@ -20,7 +25,6 @@ def add(commands: Commands) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     from llmdebug_nb.app.compare import compare
-    from llmdebug_nb.core.findings import EXPECTED
 
     report = compare(
         *compare_arguments.both_sides(args), not args.no_explain, mapping=args.map,
@@ -30,6 +34,11 @@ def _run(args: argparse.Namespace) -> int:
         report.unexpect(glob)
     for glob in args.expect:
         report.expect(glob, args.comment)
+    return told(report, args)
+
+
+def told(report: Report, args: argparse.Namespace) -> int:
+    """Print a report, write the files that were asked for, and return the exit status."""
     say(compare_arguments.report_text(report, args.log_level))
     for line in compare_arguments.write_results(report, args):
         say(line)

@@ -5,14 +5,13 @@ A metric that fails does not end the comparison; the report mentions it once.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from llmdebug_nb.comparison.metrics import FIELDS, LOGITS, Metrics
 from llmdebug_nb.core.errors import OptionError
+from llmdebug_nb.core.user_code import UserCode
 
 if TYPE_CHECKING:
     import torch
@@ -83,31 +82,12 @@ def _named(metrics: object) -> Iterator[tuple[str, Metric]]:
     else:
         several = metrics if isinstance(metrics, (list, tuple)) else [metrics]
         pairs = [(None, item) for item in several]
+    code = UserCode()
     for name, item in pairs:
-        function = _from_file(item) if isinstance(item, (str, os.PathLike)) else item
+        function = item
+        if isinstance(item, (str, os.PathLike)):
+            function = code.get(item, "metrics", "mine.py:psnr")
         if not callable(function) or not isinstance(name, (str, type(None))):
             wanted = "callable (golden, mine) -> float or 'file.py:function'"
             raise OptionError(f"metrics: {item!r} is not a {wanted}")
         yield str(name or getattr(function, "__name__", type(function).__name__)), function
-
-
-def _from_file(spec: str | os.PathLike[str]) -> object:
-    """Run the user's file and return the function named after the colon. Raises OptionError."""
-    place, _, name = os.fspath(spec).rpartition(":")
-    path = Path(place)
-    if not name or not path.is_file():
-        expected = "a file and a function in it, such as mine.py:psnr"
-        raise OptionError(f"metrics {os.fspath(spec)!r}: expected {expected}")
-    module_spec = importlib.util.spec_from_file_location(path.stem, path)
-    if module_spec is None or module_spec.loader is None:
-        raise OptionError(f"metrics {os.fspath(spec)!r}: {path.name} is no Python file")
-    module = importlib.util.module_from_spec(module_spec)
-    try:
-        module_spec.loader.exec_module(module)
-    except Exception as error:
-        raise OptionError(
-            f"metrics: {path} can't be run: {type(error).__name__}: {error}"
-        ) from None
-    if not hasattr(module, name):
-        raise OptionError(f"metrics: {path} has no function {name!r}")
-    return getattr(module, name)

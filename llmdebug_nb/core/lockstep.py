@@ -1,8 +1,17 @@
-"""What a comparison in lockstep took, and what it did to the programs."""
+"""How a comparison in lockstep is asked for, what it took, and what it did to the programs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+WINDOW = "1GiB"
+AT_FIRST = "first"  # where both programs may be stopped
+TIMEOUT = 3600.0  # seconds: a large model may compute that long between two calls
+# options of recordings that make no sense here: files, code that is compiled, times
+NOT_HERE = (
+    "name", "path", "graph", "profile", "control", "seed", "ranks", "requests", "fusion_switch",
+    "compiler_config", "last", "alarm",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,8 @@ class Lockstep:
     ran. ``met``: the pairs that were measured as soon as both values were there. ``unsteady``: the
     values that were other ones when a program ran again. ``stopped``: the call of mine after which
     both programs were stopped, and by how much it was off; "" if they ran to their end.
-    ``grafts``: the calls in whose place mine went on with golden's values.
+    ``grafts``: the calls in whose place mine went on with golden's values. ``passed``: the places
+    that gave another value than golden's module there, and that the comparison found right.
     """
 
     window: int
@@ -44,3 +54,4 @@ class Lockstep:
     unsteady: int = 0
     stopped: str = ""
     grafts: list[Graft] = field(default_factory=list)
+    passed: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PACKAGES = re.compile(r"(?<![^\s\"'(),;=])[^\s\"'(),;=]*[\\/]((?:site|dist)-packages[\\/])")
+_IN_PACKAGE = re.compile(r".*[\\/]((?:site|dist)-packages[\\/])", re.DOTALL)  # of a whole path
 # where systems keep the folders of their users; the name ends at a separator, or with the word
 _HOMES = re.compile(r"(?:/home|/Users|[A-Za-z]:\\+Users)[\\/]+[^\s\\/\"'(),;:]+")
 _TORCH = re.compile(r"(?:site|dist)-packages[\\/]torch[\\/]")
@@ -33,9 +34,9 @@ _SUFFIXES = (".py", ".pyi", ".ipynb", ".pyx")  # what a line of a program may st
 
 def shown(file: str) -> str:
     """Return the name of a file of the program: in its package, its project, or the home."""
-    packages = _PACKAGES.match(file)
-    if packages is not None:
-        return packages[1] + file[packages.end() :]
+    package = _IN_PACKAGE.match(file)
+    if package is not None:
+        return package[1] + file[package.end() :]
     if file.startswith(_STDLIB):
         return os.path.basename(_STDLIB[:-1]) + os.sep + file[len(_STDLIB) :]
     here = _project()

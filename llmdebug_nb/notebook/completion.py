@@ -33,6 +33,7 @@ Matcher = Callable[[CompletionContext], SimpleMatcherResult]
 
 _COMMANDS = {"llmdump": SWITCHES, "llmstep": (*COMMANDS, "status")}
 _LIVE = ("llmdoctor", "llmlogits")  # they take a live model as well
+_MODELS = {"llmperturb": 1, "llmlockstep": 2}  # magics whose first words are models
 _VALUES = {
     "mode": ["module", "api", "aten", "module+api", "module+aten", "module+api+aten"],
     "profile": ["host", "kernel+host", "op+kernel+host", "kernel+host+tiling"],
@@ -118,9 +119,9 @@ def _of_magic(
         if is_line and not done:
             return [(name, "command") for name in _COMMANDS[magic]]
         return names + [(name, "model") for name in namespace.modules()]
-    if magic == "llmperturb":
+    if magic in _MODELS:
         words = [word for word in done if not word.startswith("-")]
-        variables = namespace.modules() if not words else namespace.names()
+        variables = namespace.modules() if len(words) < _MODELS[magic] else namespace.names()
         return [*((name, "variable") for name in variables), *names]
     runs = set(namespace.run_names())
     if magic == "llmexplore":
@@ -135,6 +136,8 @@ def _values(namespace: Namespace, option: argparse.Action) -> Iterable[object]:
         return option.choices
     if option.dest in ("calibrate", "delete", "golden", "golden_path", "mine_path"):
         return [*namespace.run_names(), *(["auto"] if option.dest == "calibrate" else [])]
+    if option.dest == "inputs":
+        return namespace.names()
     if option.dest not in ("layers", "at", "types"):
         return _VALUES.get(option.dest, [])
     parts = {

@@ -12,6 +12,7 @@ from llmdebug_nb.notebook.command_magic import CommandMagic
 from llmdebug_nb.notebook.completion import Matcher, matcher
 from llmdebug_nb.notebook.dump_magic import DumpMagics
 from llmdebug_nb.notebook.explore import show_report
+from llmdebug_nb.notebook.lockstep_magic import LockstepMagic
 from llmdebug_nb.notebook.magics import MAGICS, LLMDebugMagics
 from llmdebug_nb.notebook.stepping import StepMagics
 
@@ -29,6 +30,7 @@ def register(shell: InteractiveShell) -> None:
     shell.register_magics(magics)
     for others in (DumpMagics, StepMagics, CheckMagics, CommandMagic):
         shell.register_magics(others(shell))
+    shell.register_magics(LockstepMagic(shell, magics.show))
     display = shell.display_formatter.ipython_display_formatter
     display.for_type(Report, _report_display(shell, magics))
     _matchers[id(shell)] = matcher(shell)

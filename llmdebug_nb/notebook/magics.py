@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 MAGICS = (
-    "llmdump", "llmcompare", "llmdebug", "llmdoctor", "llmerrcheck", "llmexplore", "llmlogits",
-    "llmopcheck", "llmperturb", "llmruns", "llmstep",
+    "llmdump", "llmcompare", "llmdebug", "llmdoctor", "llmerrcheck", "llmexplore",
+    "llmlockstep", "llmlogits", "llmopcheck", "llmperturb", "llmruns", "llmstep",
 )  # fmt: skip
 _RUNS = ["name", "recorded", "tensors", "steps", "size", "state", "path"]
 
@@ -121,16 +121,20 @@ class LLMDebugMagics(Magics):
                 report.unexpect(glob)
             for glob in args.expect:
                 report.expect(glob, args.comment)
-            if LEVELS[args.log_level] > LEVELS["info"]:
-                print(compare_arguments.report_text(report, args.log_level))
-            else:
-                show_report(report, self.shell)
+            self.show(report, args.log_level)
             stages.stage("writing the results")
             for text in compare_arguments.write_results(report, args):
                 print(text)
-        namespace.bind_report(report)
-        self._shown = self.shell.execution_count, report
         return report
+
+    def show(self, report: Report, level: str) -> None:
+        """Show a report as the messages of a level have it, and make it a variable."""
+        if LEVELS[level] > LEVELS["info"]:
+            print(compare_arguments.report_text(report, level))
+        else:
+            show_report(report, self.shell)
+        self._namespace.bind_report(report)
+        self._shown = self.shell.execution_count, report
 
     @magic_arguments()
     @_CheckOptions()

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from llmdebug_nb.core.batches import Batch
 from llmdebug_nb.core.columns import AT, Row, Table
 from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.core.kernels.raw import to_bytes
@@ -229,7 +230,7 @@ class Joined(Copy):
                         row[AT["producer"]] = ids.get(row[AT["producer"]])
                         rows.append(row)
                         self.written += 1
-                self.writer.commit(rows)
+                self.writer.commit(Batch(records=rows))
         finally:
             self.abandon()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from llmdebug_nb.core.batches import Batch
 from llmdebug_nb.core.columns import OPERATORS, RECORDS, SCALARS, SOURCES, TABLES, Row, Table
 from llmdebug_nb.core.errors import DumpWriteError
 from llmdebug_nb.core.records import Node, RootCall
@@ -56,7 +57,7 @@ class Copy:
             for rows in self._pages():
                 for row in rows:
                     self.record(row)
-                self.writer.commit(rows)
+                self.writer.commit(Batch(records=rows))
                 progress(len(rows))
         finally:
             meta = {k: v for k, v in self.process.meta.items() if k not in OF_PROCESS}
@@ -69,12 +70,12 @@ class Copy:
         for table in TABLES:
             if table.added_later:
                 self.writer.table(table.name, self.rows(table, self._read(table)))
-        self.writer.commit(
+        self.writer.commit(Batch(
             calls=calls,
             scalars=map(tuple, self.rows(SCALARS, self._read(SCALARS))),
             operators=map(list, self.rows(OPERATORS, self._read(OPERATORS))),
             sources=((*row,) for row in self.rows(SOURCES, self._read(SOURCES))),  # type: ignore[misc]
-        )
+        ))  # fmt: skip
 
     def _read(
         self, table: Table, then: str = "ORDER BY rowid", *values: object

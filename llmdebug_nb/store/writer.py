@@ -25,10 +25,11 @@ from typing import Any
 import numpy as np
 
 from llmdebug_nb.core import columns
+from llmdebug_nb.core.batches import NOTHING, Batch
 from llmdebug_nb.core.columns import AT, Row
 from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError
 from llmdebug_nb.core.masking import MASK, masked_json
-from llmdebug_nb.core.records import Node, RootCall
+from llmdebug_nb.core.records import Node
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store import own_file, waiting
 from llmdebug_nb.store.own_file import PRIVATE_FILE, PRIVATE_FOLDER
@@ -223,23 +224,8 @@ class Writer:
         except OSError as error:
             raise _refusal(error, self.folder) from None
 
-    def commit(
-        self,
-        rows: Iterable[Row] = (),
-        calls: Iterable[RootCall] = (),
-        scalars: Iterable[tuple[Any, ...]] = (),
-        meta: dict[str, Any] | None = None,
-        *,
-        operators: Iterable[Row] = (),
-        sources: Iterable[tuple[int, str, str | None, int | None]] = (),
-        chains: Iterable[tuple[int, str]] = (),
-        called: Iterable[tuple[int, str, int, str]] = (),
-        functions: Iterable[tuple[str, int, str, str]] = (),
-    ) -> None:
-        """Add rows to the index, all of them or none.
-
-        ``sources``: rows of `columns.SOURCES`. ``chains``: numbered chains of views. ``called``:
-        execution ids of calls. ``functions``: rows of `columns.FUNCTIONS`.
+    def commit(self, batch: Batch = NOTHING, meta: dict[str, Any] | None = None) -> None:
+        """Add rows to the index, all of them or none. ``meta``: of the process, too.
 
         Raises:
             DumpWriteError: they could not be written.
@@ -248,15 +234,16 @@ class Writer:
         with contextlib.suppress(DumpWriteError):
             self._write_waiting()
         with self._transaction() as db:
-            packed = [*rows], [*self._counted(scalars)], [*operators], [*called]
-            (waiting.add if self._waits else waiting.insert_all)(db, packed)
+            scalars = [*self._counted(batch.scalars)]
+            rows = [*batch.records], scalars, [*batch.operators], [*batch.called]
+            (waiting.add if self._waits else waiting.insert_all)(db, rows)
             db.executemany(
                 _replacing(columns.ROOT_CALLS),
-                (tuple(asdict(c).values()) for c in calls),
+                (tuple(asdict(c).values()) for c in batch.calls),
             )
-            db.executemany(columns.SOURCES.insert, self._noted(sources))
-            db.executemany(columns.CHAINS.insert, chains)
-            db.executemany(columns.FUNCTIONS.insert, self._shown(functions))
+            db.executemany(columns.SOURCES.insert, self._noted(batch.sources))
+            db.executemany(columns.CHAINS.insert, batch.chains)
+            db.executemany(columns.FUNCTIONS.insert, self._shown(batch.functions))
             if meta:
                 self._masked += json.dumps(masked_json(meta)).count(MASK)
             covered = {

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
+from llmdebug_nb.core.batches import Batch
 from llmdebug_nb.core.columns import AT, Row
-from llmdebug_nb.core.records import Node, Record, RootCall, Site, Summary
+from llmdebug_nb.core.records import Node, Record, Site, Summary
 from llmdebug_nb.store.checked import shape_of
 
 if TYPE_CHECKING:
@@ -86,18 +87,7 @@ class Play(NamedTuple):
 class Rows(Protocol):
     """Takes all that a recording writes but values. `store.writer.Writer` does."""
 
-    def commit(
-        self,
-        rows: Iterable[Row] = (),
-        calls: Iterable[RootCall] = (),
-        scalars: Iterable[tuple[object, ...]] = (),
-        *,
-        operators: Iterable[Row] = (),
-        sources: Iterable[tuple[int, str, str, int | None]] = (),
-        chains: Iterable[tuple[int, str]] = (),
-        called: Iterable[tuple[int, str, int, str]] = (),
-        functions: Iterable[tuple[str, int, str, str]] = (),
-    ) -> None: ...
+    def commit(self, batch: Batch) -> None: ...
     def nodes(self, nodes: Iterable[Node], start: int) -> None: ...
     def note(self, meta: dict[str, object]) -> None: ...
     def table(self, name: str, rows: Iterable[Sequence[object]]) -> None: ...

@@ -91,9 +91,9 @@ class CallEnd(msgspec.Struct, tag=True):
 
 
 class Committed(msgspec.Struct, tag=True):
-    """Rows of the run; see `store.writer.Writer.commit`."""
+    """Rows of the run; see `core.batches.Batch`."""
 
-    rows: list[Cells]
+    records: list[Cells]
     calls: list[RootCall]
     scalars: list[Cells]
     operators: list[Cells]

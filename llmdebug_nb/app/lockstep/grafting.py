@@ -11,6 +11,7 @@ from torch import nn
 from llmdebug_nb.app.lockstep.events import Puts
 from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.compat import torch_modes
+from llmdebug_nb.capture.hooks.inspection import find_fused
 from llmdebug_nb.capture.substitution import replaced
 from llmdebug_nb.capture.walk import leaves
 
@@ -23,13 +24,16 @@ class Grafting:
     """Hooks on all modules of a model. They run after those of the recording.
 
     A recording hooks the modules inside a root when a root call begins, after which ours are put
-    last again. ``wait()``: returns the outputs that the program goes on with.
+    last again. Modules that would leave their fast path for a hook of their own share a global one.
+    ``wait()``: returns the outputs that the program goes on with.
     """
 
     def __init__(self, wait: Callable[[], Puts]) -> None:
         self._wait = wait
         self._handles: dict[nn.Module, Handle] = {}
+        self._fused: set[int] = set()  # ids of modules that may not have hooks of their own
         self._root: Handle | None = None
+        self._shared: Handle | None = None
         self._ended: OpenCall | None = None  # the call that has ended and waits
         self._paths: dict[str, nn.Module] = {}
 
@@ -37,27 +41,39 @@ class Grafting:
         """Hook a model. ``nodes``: its modules as the recording names them."""
         known = {node.path for node in nodes}
         self._paths = {path: part for path, part in model.named_modules() if path in known}
-        self._root = model.register_forward_pre_hook(self._begin)
+        self._fused = find_fused(model)
+        if id(model) in self._fused:
+            self._root = nn.modules.module.register_module_forward_pre_hook(
+                lambda module, args: self._put_last() if module is model else None
+            )
+        else:
+            self._root = model.register_forward_pre_hook(lambda module, args: self._put_last())
         self._put_last()
 
     def stop(self) -> None:
-        for handle in [*self._handles.values(), *filter(None, (self._root,))]:
+        for handle in [*self._handles.values(), *filter(None, (self._root, self._shared))]:
             handle.remove()
         self._handles.clear()
-        self._root = None
+        self._root = self._shared = None
 
     def expects(self, call: OpenCall) -> bool:
         """Note that a call has ended; tell whether one of our hooks runs next."""
-        if call.level != "module" or self._paths.get(call.path) not in self._handles:
+        part = self._paths.get(call.path) if call.level == "module" else None
+        if part not in self._handles and id(part) not in self._fused:
             return False
         self._ended = call
         return True
 
-    def _begin(self, module: nn.Module, args: tuple[object, ...]) -> None:
-        self._put_last()
-
     def _put_last(self) -> None:
+        if self._fused:
+            if self._shared is not None:
+                self._shared.remove()
+            # its type allows no other output, its contract does
+            hook: Callable[..., Handle] = nn.modules.module.register_module_forward_hook
+            self._shared = hook(self._after_fused)
         for part in self._paths.values():
+            if id(part) in self._fused:
+                continue
             handle = self._handles.get(part)
             if handle is not None:
                 hooks = part._forward_hooks
@@ -65,6 +81,9 @@ class Grafting:
                     continue
                 handle.remove()
             self._handles[part] = part.register_forward_hook(self._after)
+
+    def _after_fused(self, module: nn.Module, args: tuple[object, ...], output: object) -> object:
+        return self._after(module, args, output) if id(module) in self._fused else None
 
     def _after(self, module: nn.Module, args: tuple[object, ...], output: object) -> object:
         """Return what the program goes on with: golden's values in the dtype and place of ours."""

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from llmdebug_nb.align import names
-from llmdebug_nb.app.compare import Comparison, FileOr, Metrics
+from llmdebug_nb.app.compare import Comparison, FileOr, Metrics, RunLike, calibrated
 from llmdebug_nb.app.live_models import module_finder
 from llmdebug_nb.app.lockstep import frames
 from llmdebug_nb.app.lockstep.events import Program
 from llmdebug_nb.app.lockstep.meeting import Meeting, Rules, Wanted
-from llmdebug_nb.app.lockstep.peer import TIMEOUT
 from llmdebug_nb.app.lockstep.program import Inputs, LocalProgram
 from llmdebug_nb.app.lockstep.remote import RemoteProgram
 from llmdebug_nb.app.lockstep.side import Side
 from llmdebug_nb.app.lockstep.window import Window
-from llmdebug_nb.app.proof import Again
+from llmdebug_nb.app.proof import Again, proven
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.sides import sides
 from llmdebug_nb.capture import generation
 from llmdebug_nb.comparison import engine
 from llmdebug_nb.comparison.custom import Custom
-from llmdebug_nb.comparison.jobs import knowing
+from llmdebug_nb.comparison.jobs import Job, Outcome, knowing
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.threads import one_by_one
 from llmdebug_nb.comparison.tolerance import Calibration
 from llmdebug_nb.core import collector, constants, interrupts
 from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.errors import CaptureError, OptionError
-from llmdebug_nb.core.lockstep import Lockstep
+from llmdebug_nb.core.findings import EXPECTED
+from llmdebug_nb.core.lockstep import AT_FIRST, NOT_HERE, TIMEOUT, WINDOW, Lockstep
 from llmdebug_nb.core.option_parsing import parse_bytes
 from llmdebug_nb.core.option_signatures import shows_options
 from llmdebug_nb.core.options import EVERY_TOKEN, DumpKeywords, DumpOptions
@@ -44,13 +45,10 @@ if TYPE_CHECKING:
     from llmdebug_nb.store.run import Run
 
 Finder: TypeAlias = "Callable[[str], torch.nn.Module | None]"
-WINDOW = "1GiB"
-AT_FIRST = "first"
-# options of recordings that make no sense here: files, code that is compiled, times
-_NOT_HERE = (
-    "name", "path", "graph", "profile", "control", "seed", "ranks", "requests", "fusion_switch",
-    "compiler_config", "last", "alarm",
-)  # fmt: skip
+_UNPROVEN = (
+    "prove: not with stop or graft: what follows the finding has to be recorded without golden's"
+    " values; run both once more without them"
+)
 
 
 @shows_options(tokens=EVERY_TOKEN)
@@ -65,8 +63,10 @@ def lockstep(
     explain: bool = True,
     mapping: FileOr | None = None,
     limits: FileOr | None = None,
+    calibrate: RunLike | Iterable[RunLike] | None = None,
     metrics: Metrics | None = None,
     progress: bool = True,
+    prove: bool = False,
     secret: str | bytes | None = None,
     timeout: float = TIMEOUT,
     **options: Unpack[DumpKeywords],
@@ -89,6 +89,7 @@ def lockstep(
             one run shows all bugs.
         window: bytes of values that are held, of both together.
         explain, mapping, limits, metrics, progress: as in `compare`.
+        calibrate, prove: as in `compare`; not with ``stop`` or ``graft``.
         secret, timeout: of a process at an address: see `lockstep_peer`. After the comparison, its
             values can be shown only if they are still held.
         options: which tensors are compared, as in `dump`. All steps, unless ``tokens`` says so.
@@ -100,6 +101,7 @@ def lockstep(
         PeerError: the other process does not answer, has another secret, or is gone.
     """
     wanted = _wanted(stop, graft)
+    asked = _asked(wanted, explain, calibrate, prove, progress)
     size = parse_bytes(window, "window")
     assert size is not None
     chosen = _options(options)
@@ -118,17 +120,56 @@ def lockstep(
             else:
                 programs.append(LocalProgram(name, model, inputs, chosen))
             undo.callback(programs[-1].close)
-        both = Both(programs[0], programs[1], chosen, size)
-        return both.compared(rules, wanted, explain, progress)
+        return _confirmed((programs[0], programs[1]), chosen, size, rules, asked)
+
+
+def _confirmed(
+    programs: tuple[Program, Program], options: DumpOptions, window: int, rules: Rules, asked: Asked
+) -> Report:
+    """Compare; where both were stopped, or values grafted, the report has to find mine wrong.
+
+    On the way, calls are paired by the module trees alone: a module of a port may give its values
+    in another order, or a part of them. Then both run once more, and go past it. Raises
+    CaptureError.
+    """
+    passed: frozenset[str] = frozenset()
+    ran = (0, 0)
+    while True:
+        both = Both(*programs, options, window, passed, ran)
+        report = both.compared(replace(rules, known={}), asked)
+        right = both.found_right(report)
+        if not right or any(program.why_once for program in programs):
+            return report
+        passed, ran = passed | right, both.figures.ran
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a comparison in lockstep. The names are those of `lockstep`."""
+
+    wanted: Wanted
+    explain: bool
+    calibrate: RunLike | Iterable[RunLike] | None
+    prove: bool
+    progress: bool
 
 
 class Both:
     """Both sides of a comparison in lockstep. Used once."""
 
-    def __init__(self, golden: Program, mine: Program, options: DumpOptions, window: int) -> None:
-        """``window``: bytes."""
-        self._window = Window(window)
-        self.figures = Lockstep(window)
+    def __init__(
+        self,
+        golden: Program,
+        mine: Program,
+        options: DumpOptions,
+        window: int,
+        passed: frozenset[str],
+        ran: tuple[int, int],
+    ) -> None:
+        """``window``: bytes. ``passed``: see `Meeting`. ``ran``: how often both ran before."""
+        self._window, self._before = Window(window), ran
+        self._acted: dict[int, str] = {}
+        self.figures = Lockstep(window, passed=tuple(sorted(passed)))
         self.golden = Side(0, "golden", golden, options, self._window)
         try:
             self.mine = Side(1, "mine", mine, options, self._window)
@@ -137,16 +178,17 @@ class Both:
             raise
 
     @interrupts.unbroken
-    def compared(self, rules: Rules, wanted: Wanted, explain: bool, progress: bool) -> Report:
+    def compared(self, rules: Rules, asked: Asked) -> Report:
         """Run both programs, compare them, and leave nothing running."""
         with ExitStack() as undo:
             undo.callback(self._settle)
-            return self._compared(rules, wanted, explain, progress)
+            return self._compared(rules, asked)
 
     @interrupts.let_through
-    def _compared(self, rules: Rules, wanted: Wanted, explain: bool, progress: bool) -> Report:
-        meeting = Meeting(self.golden, self.mine, rules, wanted)
-        with Stages("running both in lockstep", progress) as stages, collector.paused():
+    def _compared(self, rules: Rules, asked: Asked) -> Report:
+        passed = frozenset(self.figures.passed)
+        meeting = Meeting(self.golden, self.mine, rules, asked.wanted, passed)
+        with Stages("running both in lockstep", asked.progress) as stages, collector.paused():
             try:
                 meeting.run()
             except BaseException:
@@ -157,23 +199,33 @@ class Both:
             self._rest()
             figures = self.figures
             figures.met, figures.stopped = meeting.met, meeting.stopped
-            figures.grafts = meeting.grafts
-            report = self._report(rules, explain, stages)
+            figures.grafts, self._acted = meeting.grafts, meeting.acted
+            report = self._report(rules, asked, stages)
         self._settle()
+        if asked.prove:
+            proven(report)
+            self._settle()
         report.lockstep = figures
         report.problems += said(figures)
         return report
 
-    def _report(self, rules: Rules, explain: bool, stages: Stages) -> Report:
+    def found_right(self, report: Report) -> frozenset[str]:
+        """Return the places after which something was done, and where the report finds no error."""
+        rows = (d for d in report.differences if d.verdict in ("diverged", EXPECTED))
+        wrong = {d.pair.mine.id for d in rows if d.pair.mine is not None}
+        found = {place for number, place in self._acted.items() if number in wrong}
+        return frozenset(self._acted.values()) - found
+
+    def _report(self, rules: Rules, asked: Asked, stages: Stages) -> Report:
         """Compare both runs as those of dumps are compared."""
         runs = self.golden.opened(), self.mine.opened()
         for side in (self.golden, self.mine):
             if isinstance(side.program, LocalProgram):
                 side.remember([("", side.program.model)])
-        work = knowing(rules.known, one_by_one)
         comparison = Comparison(
-            rules.names, rules.limits, Calibration(), rules.custom, explain, work=work
-        )
+            rules.names, rules.limits, self._calibration(runs[0], asked, stages), rules.custom,
+            asked.explain, work=self._in_turn,
+        )  # fmt: skip
         grafted = frozenset(number for each in self.figures.grafts for number in each.records)
         of_both = Runs(
             *sides(*runs), engine.error, self._finder(runs[1]), self._finder(runs[0]), grafted
@@ -182,8 +234,39 @@ class Both:
         def find(model: torch.nn.Module) -> Finder:
             return self._finder(runs[1], model)
 
-        again = Again(*runs, of_both, comparison.step, find)
-        return comparison.report(again, stages=stages)
+        again = Again(
+            *runs, of_both, comparison.step, find, refused=_UNPROVEN if asked.wanted.judges else ""
+        )
+        # what was measured on the way is of these two runs alone, not of those of a proof
+        work = knowing(rules.known, self._in_turn)
+        return comparison.report(again, stages=stages, work=work)
+
+    def _calibration(self, golden: Run, asked: Asked, stages: Stages) -> Calibration:
+        """Calibrate; no program stays halted in a model that runs for that."""
+        if asked.calibrate is None:
+            return Calibration()
+        stages.stage("calibrating")
+        self.golden.settled = True
+        try:
+            return calibrated(golden, asked.calibrate, here=self._in_turn)
+        finally:
+            self.golden.settled = False
+
+    def _in_turn(
+        self, jobs: Sequence[Job], here: Callable[[Job], Outcome]
+    ) -> Generator[tuple[int, Outcome], None, None]:
+        """Do jobs one by one; in between, programs stay halted where they are."""
+        both = self.golden, self.mine
+        before = [side.settled for side in both]
+        for side in both:
+            side.settled = False
+        try:
+            yield from one_by_one(jobs, here)
+        finally:
+            for side, settled in zip(both, before, strict=True):
+                side.settled = settled
+                if settled:
+                    side.rest()
 
     def _finder(self, run: Run, model: object = None) -> Finder:
         """Return the finder of live modules: before one is used, no program is halted in it."""
@@ -208,7 +291,7 @@ class Both:
         figures = self.figures
         figures.most = self._window.most
         figures.whole = self.golden.whole, self.mine.whole
-        figures.ran = self.golden.ran, self.mine.ran
+        figures.ran = self._before[0] + self.golden.ran, self._before[1] + self.mine.ran
         figures.unsteady = sum(side.unsteady for side in sides_)
 
 
@@ -233,6 +316,13 @@ def said(figures: Lockstep) -> list[str]:
             f"mine went on with golden's value after {count_text(len(figures.grafts), 'call')}:"
             f" {first}{f' and {more:,} more' if more > 0 else ''}"
         )
+    if figures.passed:
+        first = ", ".join(figures.passed[: constants.NAMES_SHOWN])
+        more = len(figures.passed) - constants.NAMES_SHOWN
+        notes.append(
+            "no stop and no graft at these places, which rightly give other tensors than golden's"
+            f" there: {first}{f' and {more:,} more' if more > 0 else ''}"
+        )
     if figures.unsteady:
         notes.append(
             f"{count_text(figures.unsteady, 'value')} could not be made again: the program does not"
@@ -249,8 +339,26 @@ def _wanted(stop: str | None, graft: bool) -> Wanted:
     return Wanted(stop is not None, bool(graft))
 
 
+def _asked(
+    wanted: Wanted,
+    explain: bool,
+    calibrate: RunLike | Iterable[RunLike] | None,
+    prove: bool,
+    progress: bool,
+) -> Asked:
+    """Raises OptionError: what can't be had together."""
+    if wanted.judges and calibrate is not None:
+        raise OptionError(
+            "calibrate: with stop or graft, noise is judged while both programs run, and that of"
+            " golden is known only at its end; leave out one of the two, or give limits"
+        )
+    if wanted.judges and prove:
+        raise OptionError(_UNPROVEN)
+    return Asked(wanted, explain, calibrate, prove, progress)
+
+
 def _options(options: DumpKeywords) -> DumpOptions:
-    given = [name for name in _NOT_HERE if name in options]
+    given = [name for name in NOT_HERE if name in options]
     if given:
         raise OptionError(
             f"{given[0]}: not an option of lockstep, which writes no dump and records what runs"

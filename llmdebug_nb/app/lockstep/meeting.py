@@ -27,7 +27,7 @@ from llmdebug_nb.comparison.tolerance import Judging
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import Difference, Pair
 from llmdebug_nb.core.lockstep import Graft
-from llmdebug_nb.core.paths import is_operator, module_of
+from llmdebug_nb.core.paths import any_layer, is_operator, module_of
 from llmdebug_nb.core.records import Record
 
 
@@ -56,10 +56,20 @@ class Rules:
 class Meeting:
     """``met``: how many pairs were measured. ``grafts``: where golden's values were put in.
 
-    ``stopped``: the call after which both programs were stopped; "" if they were not.
+    ``stopped``: the call after which both programs were stopped; "" if they were not. ``acted``:
+    the ids of mine's tensors after which that was done, with their paths, all layers as one.
     """
 
-    def __init__(self, golden: Side, mine: Side, rules: Rules, wanted: Wanted) -> None:
+    def __init__(
+        self,
+        golden: Side,
+        mine: Side,
+        rules: Rules,
+        wanted: Wanted,
+        passed: frozenset[str] = frozenset(),
+    ) -> None:
+        """``passed``: paths, those of all layers as one, at which nothing is decided."""
+        self._passed, self.acted = passed, dict[int, str]()
         self._golden, self._mine, self._rules, self._wanted = golden, mine, rules, wanted
         self.met, self.stopped = 0, ""
         self.grafts: list[Graft] = []
@@ -86,13 +96,16 @@ class Meeting:
 
     def _meet(self, mine: Ended) -> None:
         """Measure the tensors of a call that both programs have made."""
-        golden = self._counterpart(mine)
+        golden, place = self._counterpart(mine), any_layer(mine.end.path)
+        if place in self._passed:
+            golden = None
         rows = [] if golden is None else self._measured(golden, mine)
         self._rows += rows
         self.met += len(rows)
         puts: Puts = {}
         if self._wanted.judges and golden is not None:
             wrong = self._diverged(rows)
+            self.acted |= {d.pair.mine.id: place for d in wrong if d.pair.mine is not None}
             if wrong and self._wanted.stop:
                 self.stopped = _said(mine, wrong)
             elif wrong and mine.end.waits:

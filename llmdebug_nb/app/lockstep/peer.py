@@ -14,12 +14,12 @@ from llmdebug_nb.app.lockstep.frames import Link
 from llmdebug_nb.app.lockstep.program import Inputs, LocalProgram, Running
 from llmdebug_nb.app.lockstep.remote import Forwarding, tensors_of
 from llmdebug_nb.core.errors import LLMDebugError, OptionError, PeerError
+from llmdebug_nb.core.lockstep import TIMEOUT
 from llmdebug_nb.core.options import DumpOptions
 
 if TYPE_CHECKING:
     import torch
 
-TIMEOUT = 3600.0  # seconds: a large model may compute that long between two calls
 _NOT_TAKEN = ("path", "graph", "control", "profile")  # they concern files here
 
 

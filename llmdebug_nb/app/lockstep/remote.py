@@ -13,11 +13,12 @@ import torch
 from llmdebug_nb.app.lockstep import frames
 from llmdebug_nb.app.lockstep.events import End, Event, Play, Puts, Rows, Value, values_in
 from llmdebug_nb.app.lockstep.frames import Link
-from llmdebug_nb.core.columns import AT, RECORDS, TABLES, Row
+from llmdebug_nb.core.batches import Batch
+from llmdebug_nb.core.columns import AT, RECORDS, TABLES
 from llmdebug_nb.core.errors import CaptureError, PeerError
 from llmdebug_nb.core.kernels.raw import dtype_name, from_bytes, plain, to_bytes
 from llmdebug_nb.core.options import DumpOptions
-from llmdebug_nb.core.records import Node, RootCall
+from llmdebug_nb.core.records import Node
 from llmdebug_nb.store.checked import DAMAGE, rows_of
 
 _TABLES = {table.name for table in TABLES}
@@ -144,12 +145,7 @@ def _value(who: str, message: frames.Told, body: bytes) -> Value:
 def _write(rows: Rows, who: str, message: frames.Message) -> None:
     try:
         if isinstance(message, frames.Committed):
-            rows.commit(
-                message.rows, message.calls, map(tuple, message.scalars),
-                operators=message.operators, sources=map(tuple, message.sources),
-                chains=map(tuple, message.chains), called=map(tuple, message.called),
-                functions=map(tuple, message.functions),
-            )  # fmt: skip
+            rows.commit(Batch(**msgspec.structs.asdict(message)))
         elif isinstance(message, frames.Nodes):
             rows.nodes(message.nodes, message.start)
         elif isinstance(message, frames.Noted):
@@ -180,23 +176,14 @@ class Forwarding:
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    def commit(
-        self,
-        rows: Iterable[Row] = (),
-        calls: Iterable[RootCall] = (),
-        scalars: Iterable[tuple[object, ...]] = (),
-        *,
-        operators: Iterable[Row] = (),
-        sources: Iterable[tuple[int, str, str, int | None]] = (),
-        chains: Iterable[tuple[int, str]] = (),
-        called: Iterable[tuple[int, str, int, str]] = (),
-        functions: Iterable[tuple[str, int, str, str]] = (),
-    ) -> None:
-        parts = (operators, sources, chains, called, functions)
-        lists = [[[*row] for row in part] for part in parts]
-        self._link.send(
-            frames.Committed([[*r] for r in rows], [*calls], [[*s] for s in scalars], *lists)
-        )
+    def commit(self, batch: Batch) -> None:
+        parts: tuple[Iterable[Sequence[object]], ...] = (
+            batch.scalars, batch.operators, batch.sources, batch.chains, batch.called,
+            batch.functions,
+        )  # fmt: skip
+        cells = [[[*row] for row in part] for part in parts]
+        records = [[*row] for row in batch.records]
+        self._link.send(frames.Committed(records, [*batch.calls], *cells))
 
     def nodes(self, nodes: Iterable[Node], start: int) -> None:
         self._link.send(frames.Nodes([*nodes], start))

@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import numpy as np
 
 from llmdebug_nb.app.lockstep.events import Event, Rows, Value
+from llmdebug_nb.core.batches import Batch
 from llmdebug_nb.core.columns import AT, Row
-from llmdebug_nb.core.records import Node, RootCall
+from llmdebug_nb.core.records import Node
 
 _ID, _OFFSET, _LENGTH = AT["id"], AT["offset"], AT["length"]
 
@@ -42,23 +43,9 @@ class Tap:
         """Forget no rows: a comparison in lockstep keeps those of all steps."""
         return 0
 
-    def commit(
-        self,
-        rows: Iterable[Row] = (),
-        calls: Iterable[RootCall] = (),
-        scalars: Iterable[tuple[object, ...]] = (),
-        *,
-        operators: Iterable[Row] = (),
-        sources: Iterable[tuple[int, str, str, int | None]] = (),
-        chains: Iterable[tuple[int, str]] = (),
-        called: Iterable[tuple[int, str, int, str]] = (),
-        functions: Iterable[tuple[str, int, str, str]] = (),
-    ) -> None:
+    def commit(self, batch: Batch) -> None:
         if self._rows is not None:
-            self._rows.commit(
-                rows, calls, scalars, operators=operators, sources=sources, chains=chains,
-                called=called, functions=functions,
-            )  # fmt: skip
+            self._rows.commit(batch)
 
     def nodes(self, nodes: Iterable[Node], start: int) -> None:
         if self._rows is not None:

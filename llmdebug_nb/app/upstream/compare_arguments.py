@@ -22,6 +22,15 @@ def declare(parser: argparse.ArgumentParser) -> None:
     add("-gp", "--golden-path", dest="golden_path", metavar="GOLDEN",
         help="as in msit: the reference; an xlsx and csv of msit's are written, too")  # fmt: skip
     add("-mp", "--my-path", dest="mine_path", metavar="MINE", help="as in msit: the run to judge")
+    declare_judging(parser)
+    declare_results(parser)
+    add("--cluster", metavar="ADDRESS", help=CLUSTER_HELP)
+    _declare_expected(parser)
+
+
+def declare_judging(parser: argparse.ArgumentParser) -> None:
+    """Declare what decides which rows are wrong, and what is said of them."""
+    add = parser.add_argument
     add("--limits", metavar="F", help="fixed limits by path and dtype: a YAML or JSON file")
     add("--calibrate", metavar="RUN", action="append",
         help="another recording of golden: their differences count as noise")  # fmt: skip
@@ -32,9 +41,11 @@ def declare(parser: argparse.ArgumentParser) -> None:
     add("--map", "-mf", "--op-mapping-file", dest="map", metavar="F",
         help="YAML or JSON file: modules of GOLDEN with those of MINE;"
         " or the folder of msit's op_mapping_file.json")  # fmt: skip
-    _declare_results(parser)
-    add("--cluster", metavar="ADDRESS", help=CLUSTER_HELP)
     add("--no-explain", action="store_true", help="skip the search for the cause")
+
+
+def _declare_expected(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("--expect", metavar="GLOB", action="append", default=[],
         help="mark deviations of these modules as expected, from now on")  # fmt: skip
     add("--comment", metavar="TEXT", default="", help="why they are expected")
@@ -42,7 +53,8 @@ def declare(parser: argparse.ArgumentParser) -> None:
         help="remove a mark; give its glob")  # fmt: skip
 
 
-def _declare_results(parser: argparse.ArgumentParser) -> None:
+def declare_results(parser: argparse.ArgumentParser) -> None:
+    """Declare what is printed and written of a report."""
     add = parser.add_argument
     add("-o", "--output", dest="output", metavar="OUT",
         help="a name that ends in .csv: write the table of differences there; else a folder: write"
@@ -92,13 +104,14 @@ def write_results(report: Report, args: argparse.Namespace) -> list[str]:
     from llmdebug_nb.app.upstream.compare_tables import write_tables
 
     output, written = args.output, []
+    as_msit = getattr(args, "golden_path", None)
     if output and output.lower().endswith(".csv"):
         written.append(report.to_csv(output))
         output = None
     for target, write in ((args.csv, report.to_csv), (args.html, report.to_html)):
         if target:
             written.append(write(target))
-    if output or args.golden_path or args.level or args.stats:
+    if output or as_msit or args.level or args.stats:
         level = {"token": "logits", None: LIST_ALL}.get(args.level, args.level)
         written += write_tables(report, output or ".", level, args.stats)
     return [f"written: {path}" for path in written]

@@ -1,0 +1,127 @@
+"""Stop and graft in lockstep: at a bug, never at what is written otherwise."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import llmdebug_nb as ld
+from lockstep_pairs import (
+    BUGS,
+    DOWN,
+    INPUTS,
+    MODULES,
+    NORM,
+    hooks,
+    nothing_is_left,  # noqa: F401
+    two,
+)
+from recordings import scaled
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+from ports.sets import PORTS
+
+
+def test_both_programs_are_stopped_at_the_first_divergence() -> None:
+    golden, mine = two(*BUGS, num_hidden_layers=4)
+    seen: list[str] = []
+    mine.model.layers[2].register_forward_pre_hook(lambda *_: seen.append("layer 2"))
+    golden.lm_head.register_forward_pre_hook(lambda *_: seen.append("golden's head"))
+    before = hooks(golden, mine)
+    report = ld.lockstep(golden, mine, INPUTS, stop="first", progress=False)
+    assert seen == []
+    assert report.lockstep.stopped.startswith(DOWN)
+    assert [f.path for f in report.findings] == [DOWN]
+    assert "stopped at the first divergence" in str(report)
+    assert hooks(golden, mine) == before
+
+
+def test_programs_that_agree_are_not_stopped() -> None:
+    golden, mine = two()
+    mine = mine.to(torch.bfloat16)
+    report = ld.lockstep(golden, mine, INPUTS, stop="first", progress=False)
+    assert report.lockstep.stopped == ""
+    assert report.verdict == "within_noise"
+
+
+@pytest.mark.parametrize("wanted", [{"stop": "first"}, {"graft": True}])
+def test_values_in_another_order_are_no_divergence(wanted: dict[str, Any]) -> None:
+    port = PORTS["meta"]  # it rotates neighbouring channels, so its query weights are permuted
+    golden = port.golden()
+    mine = port.mine(golden)
+
+    def work(model: Any) -> object:
+        return (golden if model is golden.model else mine)()
+
+    report = ld.lockstep(golden.model, mine.model, work, progress=False, **wanted, **MODULES)
+    took = report.lockstep
+    assert (took.stopped, took.grafts) == ("", [])
+    assert "layers.*.attention.wq" in took.passed
+    assert report.verdict == "within_noise"
+    assert "no stop and no graft at these places" in str(report)
+
+
+@pytest.mark.parametrize("window", ["1GiB", "60kB"])
+def test_a_graft_shows_two_bugs_in_one_pass(window: str) -> None:
+    golden, mine = two(*BUGS, num_hidden_layers=4)
+    before = hooks(golden, mine)
+    plain = ld.lockstep(golden, mine, INPUTS, window=window, progress=False)
+    report = ld.lockstep(golden, mine, INPUTS, graft=True, window=window, progress=False)
+    assert {f.path for f in report.findings} == {DOWN, NORM}
+    assert report.verdict == "diverged"
+    assert [graft.path for graft in report.lockstep.grafts] == [DOWN, NORM]
+    results = [d for d in report.differences if d.site.path == "lm_head"]
+    assert {d.verdict for d in results} == {"match"}
+    assert {d.verdict for d in plain.differences if d.site.path == "lm_head"} == {"diverged"}
+    assert hooks(golden, mine) == before
+
+
+def test_a_graft_in_a_port_names_both_bugs() -> None:
+    port = PORTS["attention"]
+    golden = port.golden()
+    mine = port.mine(golden, port.bug("k_heads"))
+    right = port.mine(golden)
+    last = next(p for p, m in reversed(list(right.model.named_modules())) if not [*m.children()])
+
+    def work(model: Any) -> object:
+        return (golden if model is golden.model else mine)()
+
+    plain = ld.lockstep(golden.model, mine.model, work, progress=False)
+    scaled(last, 1.2)(mine.model)
+    report = ld.lockstep(golden.model, mine.model, work, graft=True, progress=False)
+    paths = [finding.path for finding in report.findings]
+    assert plain.findings[0].path in paths
+    assert last in paths
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.embed, self.encoder = nn.Linear(8, 8), nn.TransformerEncoder(layer, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encoder(self.embed(x))
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_graft_leaves_a_layer_on_its_fast_path(alone: bool) -> None:
+    golden = Encoder().eval().requires_grad_(False)
+    golden = golden.encoder.layers[1] if alone else golden
+    mine = copy.deepcopy(golden)
+    (mine if alone else mine.encoder.layers[1]).linear1.weight.mul_(1.5)
+    inputs = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(0))
+    report = ld.lockstep(golden, mine, inputs, graft=True, progress=False)
+    paths = [{each.site.path for each in run.records()} for run in (report.golden, report.mine)]
+    assert paths[0] == paths[1]  # off that path, the modules inside a layer are called, too
+    assert [graft.path for graft in report.lockstep.grafts] == ["" if alone else "encoder.layers.1"]
+    assert not hooks(golden, mine).count(1)
+    shared = nn.modules.module
+    assert not shared._global_forward_hooks
+    assert not shared._global_forward_pre_hooks
