@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -345,6 +346,17 @@ class Later(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _SummedLater.apply(self.layer(x))
+
+
+def spoilt(rank: int, ranks: int) -> None:
+    """Twelve steps; in the sixth, one rank alone meets NaN."""
+    model, x, _ = made()
+    for step in range(12):
+        batch = x.clone()
+        if step == 5 and rank == 1:
+            batch[0, 0] = math.nan
+        model(batch)
+        dist.barrier()
 
 
 def asynchronous(rank: int, ranks: int) -> None:

@@ -20,9 +20,10 @@ from torch import nn
 import llmdebug_nb as ld
 from llmdebug_nb.capture.alarms import Alarms
 from llmdebug_nb.core.errors import CaptureError, CorruptDumpError, OptionError
-from llmdebug_nb.core.moments import Moment
+from llmdebug_nb.core.moments import Moment, Signal
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.store.payload_files import payload_files
+from llmdebug_nb.store.signals import SIGNALS, Signals
 
 
 def steps(run: ld.Run) -> list[int]:
@@ -309,3 +310,33 @@ def test_a_copy_of_a_run_keeps_its_steps_and_values(tmp_path: Path):
     small = ld.reduce_run(run, "minmax")
     assert steps(small) == steps(run)
     assert small.alarms() == run.alarms()
+
+
+def test_alarms_of_other_processes_are_heard_once_and_junk_is_no_alarm(tmp_path: Path):
+    early = Signals(tmp_path, "rank0_1", 0)
+    other = Signals(tmp_path, "rank1_2", 1)
+    assert early.heard() == []
+    other.tell(0, 7)
+    early.tell(0, 8)
+    assert early.heard() == [Signal("rank1_2", 1, 0, 7)]
+    assert other.heard() == [Signal("rank0_1", 0, 0, 8)]
+    assert early.heard() == other.heard() == []
+    late = Signals(tmp_path, "rank2_3", 2)
+    with open(tmp_path / SIGNALS, "ab") as file:
+        file.write(b'[1]\n{"sender": 3}\n' + b"[" * 5000 + b'\n{"torn')
+    assert late.heard() == []
+    with open(tmp_path / SIGNALS, "ab") as file:
+        file.write(b'"}\n')
+    other.tell(0, 9)
+    assert late.heard() == [Signal("rank1_2", 1, 0, 9)]
+
+
+def test_a_link_in_the_place_of_the_alarms_is_not_followed(tmp_path: Path):
+    (tmp_path / "mine").write_text("kept")
+    signals = Signals(tmp_path, "rank0_1", 0)
+    (tmp_path / SIGNALS).symlink_to(tmp_path / "mine")
+    with pytest.raises(CorruptDumpError, match="is a link"):
+        signals.tell(0, 1)
+    with pytest.raises(CorruptDumpError, match="is a link"):
+        signals.heard()
+    assert (tmp_path / "mine").read_text() == "kept"

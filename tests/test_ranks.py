@@ -115,6 +115,21 @@ def test_what_an_asynchronous_collective_gives_is_recorded_when_the_program_wait
     assert check_ranks(run).ok
 
 
+def test_an_alarm_of_one_rank_keeps_the_last_steps_of_all(server: Server, tmp_path: Path) -> None:
+    options = {"last": 3, "alarm": "nan", "stats_only": True, "weights": False}
+    run = server.record(tmp_path, "spoilt", ranks=2, **options)
+    kept: dict[int, set[int]] = {0: set(), 1: set()}
+    for record in run.records():
+        kept[record.site.rank].add(record.site.step)
+    assert kept[1] == {2, 3, 4, 5, 9, 10, 11}
+    assert 5 in kept[0]  # rank 0 hears of it at the end of its own step 5 or 6
+    reasons = [alarm.reason for alarm in run.alarms()]
+    assert any("NaN in the model input[0]" in reason for reason in reasons)
+    assert "rank 1 raised an alarm in its step 5" in reasons
+    assert len(reasons) == 2
+    assert run.info()["complete"]
+
+
 def test_fully_sharded_weights_gradients_and_collectives_are_recorded(
     server: Server, tmp_path: Path
 ) -> None:

@@ -183,7 +183,7 @@ class Recording:
         return folder
 
     def _writer(self, folder: Path) -> Writer:
-        writer = Writer(folder, self._rank, waits=True)
+        writer = Writer(folder, self._rank, waits=self.options.last is None)
         self._process_folders.append(writer.folder)
         if self._url is not None:
             self._uploads.append(uploading.begin(writer.folder, self._url))

@@ -78,7 +78,7 @@ class Parts:
         ring = None
         if options.last is not None:
             recorders = [recorder] if second is None else [recorder, second]
-            ring = Ring(options.last, Alarms(options.alarm, guard.run), recorders)
+            ring = Ring(options.last, Alarms(options.alarm, guard.run), recorders, guard.run)
         return cls(
             options, recorder, second, notes, profile, guard, thread, steps, selected, observer,
             roots, ring,

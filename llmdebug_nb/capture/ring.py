@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 from llmdebug_nb.capture.alarms import Alarms
+from llmdebug_nb.capture.guard import Guarded
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.core.columns import AT, Row
-from llmdebug_nb.core.moments import Alarm
+from llmdebug_nb.core.moments import Alarm, Signal
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.records import RootCall
 
@@ -24,8 +25,10 @@ class Ring:
     ``size``: how many are kept. ``steps``: how many there were.
     """
 
-    def __init__(self, size: int, alarms: Alarms, recorders: Sequence[Recorder]) -> None:
-        self.alarms = alarms
+    def __init__(
+        self, size: int, alarms: Alarms, recorders: Sequence[Recorder], guarded: Guarded
+    ) -> None:
+        self.alarms, self._guarded = alarms, guarded
         self.size, self.steps = size, 0
         self._recorders = recorders
         self._waiting: deque[list[RootCall]] = deque()
@@ -79,7 +82,11 @@ class Ring:
         if not self._waiting:
             return
         first, now = self._waiting[0][-1], self._waiting[-1][-1]
+        sink = self._recorders[0].sink
         reasons = self.alarms.raised(now.generation, now.step)
+        if reasons:
+            self._guarded(sink.tell, now.generation, now.step)
+        reasons += self._heard_of(self._guarded(sink.heard) or ())
         if not reasons:
             return
         alarm = Alarm(now.generation, now.step, first.step, "; ".join(reasons))
@@ -90,6 +97,13 @@ class Ring:
             recorder.sink.note({"alarms": [asdict(each) for each in self._raised]})
         text = f"step {now.step}: {alarm.reason}; the steps from {first.step} on are kept"
         print(f"llmdebug: {printable(text)}", file=sys.stderr)
+
+    def _heard_of(self, signals: Iterable[Signal]) -> Iterator[str]:
+        """Tell the alarms of other processes, but for those of steps that are kept already."""
+        kept = max(((each.generation, each.step) for each in self._raised), default=(-1, -1))
+        fresh = {each.sender: each for each in signals if (each.generation, each.step) > kept}
+        for each in fresh.values():
+            yield f"rank {each.rank} raised an alarm in its step {each.step}"
 
     def notes(self) -> list[str]:
         """Say what was kept."""

@@ -11,6 +11,7 @@ from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.capture.signatures import Parameters
 from llmdebug_nb.core.batches import Batch
 from llmdebug_nb.core.columns import Row
+from llmdebug_nb.core.moments import Signal
 from llmdebug_nb.core.records import Node
 
 Bytes: TypeAlias = np.ndarray | memoryview  # uint8[n]
@@ -21,6 +22,7 @@ class Sink(Protocol):
 
     ``drop(calls, into)`` forgets the rows of root calls, but for what is recorded once, such as
     weights: that belongs to the root call ``into`` from then on. It returns the bytes set free.
+    ``tell`` tells the other processes of the run of an alarm, and ``heard`` returns theirs.
     """
 
     def shortage(self, nbytes: int) -> str | None: ...
@@ -31,6 +33,8 @@ class Sink(Protocol):
     def nodes(self, nodes: Iterable[Node], start: int) -> None: ...
     def note(self, meta: dict[str, object]) -> None: ...
     def table(self, name: str, rows: Iterable[Sequence[object]]) -> None: ...
+    def tell(self, generation: int, step: int) -> None: ...
+    def heard(self) -> list[Signal]: ...
     def close(self, meta: dict[str, object]) -> None: ...
 
 

@@ -35,3 +35,13 @@ class Alarm:
     step: int
     first: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """An alarm as other processes of the run hear of it. ``sender``: the folder of its process."""
+
+    sender: str
+    rank: int
+    generation: int
+    step: int

@@ -49,6 +49,17 @@ def open_to_change(file: Path) -> FileIO:
     return _opened(file, os.O_RDWR | os.O_CREAT, "r+b")
 
 
+def append(file: Path, line: bytes) -> None:
+    """Add a line to a file of this user, which several processes write; make it if there is none.
+
+    Raises as `open_to_change`.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        check(file)
+    with _opened(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, "r+b") as stream:
+        stream.write(line)  # at once, so no other line comes between
+
+
 def _opened(file: Path, flags: int, mode: str) -> FileIO:
     for name in _FLAGS:
         flags |= getattr(os, name, 0)

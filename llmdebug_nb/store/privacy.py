@@ -23,6 +23,7 @@ from llmdebug_nb.store.checked import shape_of
 from llmdebug_nb.store.payload import UPLOAD
 from llmdebug_nb.store.payload_files import start_of
 from llmdebug_nb.store.rows import texts_of, views_of
+from llmdebug_nb.store.signals import SIGNALS
 from llmdebug_nb.store.views import VIEWS
 
 if TYPE_CHECKING:
@@ -268,6 +269,6 @@ def _other_files(run: Run) -> list[Path]:
     """Return the files in a run's folder that recording did not write."""
     if run.path is None or not catalog.is_run(run.path):
         return []
-    ours = {fmt.MARKER, fmt.INDEX, f"{fmt.INDEX}-wal", f"{fmt.INDEX}-shm", UPLOAD}
+    ours = {fmt.MARKER, fmt.INDEX, f"{fmt.INDEX}-wal", f"{fmt.INDEX}-shm", UPLOAD, SIGNALS}
     others = [f for f in run.path.rglob("*") if f.is_file() and f.name not in ours]
     return sorted(file for file in others if start_of(file.name) is None)

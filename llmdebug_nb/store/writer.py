@@ -29,11 +29,13 @@ from llmdebug_nb.core.batches import NOTHING, Batch
 from llmdebug_nb.core.columns import AT, Row
 from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError
 from llmdebug_nb.core.masking import MASK, masked_json
+from llmdebug_nb.core.moments import Signal
 from llmdebug_nb.core.records import Node
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store import own_file, waiting
 from llmdebug_nb.store.own_file import PRIVATE_FILE, PRIVATE_FOLDER
 from llmdebug_nb.store.payload_files import PayloadWriter
+from llmdebug_nb.store.signals import Signals
 
 FLOOR = 256 << 20  # bytes that a dump leaves free on the disk for the program and others
 STATS_FLOOR = 16 << 20  # the same for a dump of statistics only
@@ -159,6 +161,7 @@ class Writer:
             self.folder = _new_folder(run, self.folder.name)
             self._payload = PayloadWriter(self.folder)
             undo.callback(self._payload.close)
+            self._signals = Signals(run, self.folder.name, rank)
             self._masked, self._masked_lines = 0, set[str]()
             self._waiting = bytearray()  # frames that `duplicate` has not written yet
             index = self.folder / fmt.INDEX
@@ -326,6 +329,20 @@ class Writer:
         """Add rows to a table by its name."""
         with self._transaction() as db:
             db.executemany(_INSERTS[name], rows)
+
+    def tell(self, generation: int, step: int) -> None:
+        """Tell the other processes of the run of an alarm. Raises DumpWriteError."""
+        try:
+            self._signals.tell(generation, step)
+        except OSError as error:
+            raise _refusal(error, self.folder.parent) from None
+
+    def heard(self) -> list[Signal]:
+        """Return the alarms of other processes since this was last asked. Raises DumpWriteError."""
+        try:
+            return self._signals.heard()
+        except OSError as error:
+            raise _refusal(error, self.folder.parent) from None
 
     def drop(self, calls: Collection[int], into: int) -> int:
         """Forget root calls and what was recorded in them; return how many bytes that sets free.

@@ -9,6 +9,7 @@ import numpy as np
 from llmdebug_nb.app.lockstep.events import Event, Rows, Value
 from llmdebug_nb.core.batches import Batch
 from llmdebug_nb.core.columns import AT, Row
+from llmdebug_nb.core.moments import Signal
 from llmdebug_nb.core.records import Node
 
 _ID, _OFFSET, _LENGTH = AT["id"], AT["offset"], AT["length"]
@@ -46,6 +47,12 @@ class Tap:
     def commit(self, batch: Batch) -> None:
         if self._rows is not None:
             self._rows.commit(batch)
+
+    def tell(self, generation: int, step: int) -> None:
+        """Tell nobody: no step is dropped that an alarm could keep."""
+
+    def heard(self) -> list[Signal]:
+        return []
 
     def nodes(self, nodes: Iterable[Node], start: int) -> None:
         if self._rows is not None:

@@ -14,6 +14,7 @@ from llmdebug_nb.capture.root_finder import Describe
 from llmdebug_nb.capture.session import EagerModules, Session
 from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.faults import ProcessCheck
+from llmdebug_nb.core.moments import Signal
 from llmdebug_nb.core.options import EVERY_TOKEN, DumpOptions
 from llmdebug_nb.core.records import Node
 
@@ -82,4 +83,8 @@ class NoSink:
     def nodes(self, nodes: Iterable[Node], start: int) -> None: ...
     def table(self, name: str, rows: Iterable[Sequence[object]]) -> None: ...
     def note(self, meta: Mapping[str, object]) -> None: ...
+    def tell(self, generation: int, step: int) -> None: ...
+    def heard(self) -> list[Signal]:
+        return []
+
     def close(self, meta: Mapping[str, object]) -> None: ...
