@@ -259,6 +259,30 @@ def micro_batches(rank: int, ranks: int, bug: str | None = None) -> None:
         (loss if bug == "sum" else loss / 2).backward()
 
 
+def accumulates(rank: int, ranks: int, bug: str | None, how: str) -> None:
+    """Two micro-batches on each rank. ``how``: sharded by FSDP2, or DDP; reduced once, or each."""
+    model, x, y = made()
+    if how.startswith("fsdp"):
+        mesh = mesh_of(ranks, names=("dp",))
+        for layer in model.layers:
+            dist.fsdp.fully_shard(layer, mesh=mesh)
+        dist.fsdp.fully_shard(model, mesh=mesh)
+    up = model.layers[1].up
+    if how.startswith("ddp"):
+        model = nn.parallel.DistributedDataParallel(model)  # which makes replicas equal
+    stale(up, bug, rank)
+    for at in range(2):
+        last, here = at == 1, slice(4 * at + 2 * rank, 4 * at + 2 * rank + 2)
+        waits = contextlib.nullcontext()
+        if how == "fsdp once":
+            model.set_requires_gradient_sync(last)
+        elif how == "ddp once" and not last:
+            waits = model.no_sync()
+        with waits:
+            loss = ((model(x[here]) - y[here]) ** 2).mean() / 2
+            loss.backward()
+
+
 def pipeline(rank: int, ranks: int, bug: str | None = None, numbered: bool = False) -> None:
     """Two stages and two micro-batches. ``numbered``: each stage numbers its layers from 0."""
     pipelining = dist.pipelining

@@ -220,6 +220,10 @@ CASES = {
     "pipeline": Case("pipeline", warmup=1),
     "pipeline with layers of its own numbers": Case("pipeline", (True,), warmup=1),
     "micro-batches": Case("micro_batches", ranks=1),
+    "FSDP2 that reduces each micro-batch": Case("accumulates", ("fsdp each",)),
+    "FSDP2 that reduces once": Case("accumulates", ("fsdp once",)),
+    "DDP that reduces each micro-batch": Case("accumulates", ("ddp each",)),
+    "DDP that reduces once": Case("accumulates", ("ddp once",)),
     "context parallel": Case("context_parallel", (), "of_sequences", (True,)),
     "sequence parallel": Case("sequence_parallel", (), "of_sequences", (False,)),
     "expert parallel": Case("expert_parallel", (), "of_experts"),
@@ -249,6 +253,16 @@ def test_a_program_of_several_ranks_agrees_with_the_one_of_one_rank(
     there = table[table["golden_shape"].notna()]
     assert set(there["verdict"]) <= {"match", "within_noise"}
     assert len(there) == len(golden)
+
+
+@pytest.mark.parametrize("how", ["fsdp once", "fsdp each", "ddp once", "ddp each"])
+def test_gradients_that_both_programs_accumulate_are_no_difference(
+    server: Server, tmp_path: Path, how: str
+) -> None:
+    golden = server.record(tmp_path, "micro_batches", name="golden")
+    report = compared(golden, server.record(tmp_path, "accumulates", None, how, ranks=2))
+    assert report.verdict == "within_noise"
+    assert not report.findings
 
 
 def test_tp_plan_of_transformers_agrees_with_the_whole_model(

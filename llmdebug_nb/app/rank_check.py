@@ -13,7 +13,7 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.core.kernels.relative import relative_l2
-from llmdebug_nb.core.placement import REDUCED, REPLICATE
+from llmdebug_nb.core.placement import ACCUMULATED, REDUCED, REPLICATE
 from llmdebug_nb.core.rank_checks import REPLICAS, RankCheck, RankFault
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.store.collectives import collectives
@@ -66,7 +66,9 @@ class _Replicas:
             if record.placed is not None:
                 if REPLICATE in record.placed.parts:
                     self._said[(*key, *_line(record))].append(record)
-            elif s.role == "weight" or (s.role == "grad" and s.slot.endswith(REDUCED)):
+            elif s.role == "weight" or (
+                s.role == "grad" and s.slot.endswith((REDUCED, ACCUMULATED))
+            ):
                 self._plain[(*key, record.summary.shape)].append(record)
 
     def faults(self) -> Iterator[RankFault]:

@@ -19,7 +19,7 @@ from llmdebug_nb.capture.operators.kinds import OperatorFilter
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.walk import leaves
 from llmdebug_nb.core.options import DumpOptions
-from llmdebug_nb.core.placement import COLLECTIVE, REDUCED
+from llmdebug_nb.core.placement import ACCUMULATED, COLLECTIVE, REDUCED
 
 if TYPE_CHECKING:
     from llmdebug_nb.capture.observer import Observer
@@ -48,7 +48,9 @@ class Ranks:
         self._several = False  # ranks run together
         # by id of a parameter: how to begin the record of its gradient, its name, and itself
         self._parameters: dict[int, tuple[Begin, str, torch.Tensor]] = {}
-        self._had: set[int] = set()  # those that had a gradient before the backward pass
+        # the gradients before the backward pass, by the id of their parameter, with their versions
+        self._had: dict[int, tuple[int, int | None]] = {}
+        self._held = False  # the last pass left none: FSDP2 may hold them back for the next one
         # by the Work of an asynchronous collective that nobody waited for yet; and their number
         self._running: WeakKeyDictionary[object, tuple[OpenCall, object]] = WeakKeyDictionary()
         self._unwaited = 0
@@ -146,14 +148,26 @@ class Ranks:
     def begin_backward(self) -> None:
         """Note which gradients are there already: to those, a backward pass only adds."""
         if not pytorch.in_backward():
-            self._had = {key for key, each in self._parameters.items() if each[2].grad is not None}
+            self._had = {
+                key: _state(each[2].grad)
+                for key, each in self._parameters.items()
+                if each[2].grad is not None
+            }
 
     def end_backward(self) -> None:
+        held, self._held = self._held, True
         for key, (begin, name, parameter) in self._parameters.items():
             gradient = parameter.grad
-            if gradient is None or key in self._had:
+            self._held = self._held and gradient is None
+            if gradient is None or self._had.get(key) == _state(gradient):
                 continue
-            slot = f"{name}{REDUCED}"
+            slot = f"{name}{ACCUMULATED if held or key in self._had else REDUCED}"
             call = begin(slot)
             if call is not None:
                 self._observer.record_gradient(call, "grad", slot, gradient)
+
+
+def _state(gradient: torch.Tensor) -> tuple[int, int | None]:
+    """Return what changes with each write to a gradient: where it lies, and its version."""
+    part, _ = torch_distributed.local(gradient)
+    return part.data_ptr(), pytorch.version_of(part)

@@ -17,7 +17,9 @@ from llmdebug_nb.core import constants
 
 COLLECTIVE = "collective"  # the role of what a collective says of itself: its ranks, its reduction
 COLLECTIVES = "Distributed."  # the prefix of their operators
-REDUCED = " reduced"  # behind the slot of a gradient: behind the backward pass, over all ranks
+# behind the slot of a gradient: behind the backward pass, over all ranks; of a pass that added to
+# what was there, all of it
+REDUCED, ACCUMULATED = " reduced", " accumulated"
 REPLICATE = "replicate"
 REDUCTIONS = ("sum", "avg", "max", "min", "product")
 _PART = re.compile(rf"(shard) (\d{{1,3}})(?: in (\d{{1,6}}))?|{REPLICATE}|{'|'.join(REDUCTIONS)}")

@@ -6,19 +6,21 @@ parts of a tensor lie in a grid of ranks and, along its last dimension, of calls
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from llmdebug_nb.core.kernels.joining import Place
 from llmdebug_nb.core.paths import ancestors, is_operator, module_of, operator_of
-from llmdebug_nb.core.placement import COLLECTIVES, REDUCED, Held, part_of
+from llmdebug_nb.core.placement import ACCUMULATED, COLLECTIVES, REDUCED, Held, part_of
 from llmdebug_nb.core.records import Record, Site
 from llmdebug_nb.store.renumbered import Renumbered
 
 Step: TypeAlias = tuple[int, int]  # generation and step
 _Inside: TypeAlias = "dict[int, dict[str, set[str]]]"  # of a rank: modules inside each path
+_Slots: TypeAlias = "dict[_Slot, dict[int, list[Record]]]"
+_Noted: TypeAlias = dict[int, list[tuple[Step, Record]]]  # by rank
 _Slot: TypeAlias = tuple[Step, str, str, str, str]  # step, path, phase, role and slot
 
 
@@ -82,24 +84,54 @@ def spread(records: Sequence[Record], shape: Shape) -> list[Spread]:
         module = module_of(moved.site.path)
         for around in ancestors(module):
             inside[s.rank][around].add(module)
-    _prefer_reduced(slots)
+    _prefer_reduced(slots, shape.steps)
     return [each for slot, ranks in slots.items() for each in _calls(slot, ranks, shape, inside)]
 
 
-def _prefer_reduced(slots: dict[_Slot, dict[int, list[Record]]]) -> None:
-    """Let the gradient that all ranks share stand for what each adds to it.
+def _prefer_reduced(slots: _Slots, steps: Mapping[Step, Step]) -> None:
+    """Let the gradients that all ranks share stand for what each adds to them.
 
-    Not where a rank adds to it several times: then it was noted before the last one.
+    Not where some of what a rank adds was noted later than they were.
     """
-    for slot in [each for each in slots if each[3] == "grad" and each[4].endswith(REDUCED)]:
-        shared = slots.pop(slot)
-        own = (*slot[:4], slot[4].removesuffix(REDUCED))
-        local = slots.get(own)
-        counts = [
-            {rank: len(found) for rank, found in (each or {}).items()} for each in (shared, local)
-        ]
-        if local is None or counts[0] == counts[1]:
-            slots[own] = shared
+    noted: dict[tuple[str, str, str], _Noted] = defaultdict(lambda: defaultdict(list))
+    for slot in [each for each in slots if each[3] == "grad"]:
+        step, path, phase, _, name = slot
+        own = name.removesuffix(ACCUMULATED).removesuffix(REDUCED)
+        if own != name:
+            for rank, records in slots.pop(slot).items():
+                noted[path, phase, own][rank] += [(step, record) for record in records]
+    for (path, phase, own), ranks in noted.items():
+        shared, passes = _totals(ranks, steps)
+        for step, found in shared.items():
+            slot = step, path, phase, "grad", own
+            local = slots.get(slot, {})
+            if any(found.values()) and all(
+                passes[step][rank] >= len(added) for rank, added in local.items()
+            ):
+                slots[slot] = found
+
+
+def _totals(
+    noted: _Noted, steps: Mapping[Step, Step]
+) -> tuple[dict[Step, dict[int, list[Record]]], dict[Step, Counter[int]]]:
+    """Return, by step and rank, the gradients that backward passes left, and how many passes did.
+
+    What a pass has added to stands for what was there; if that is of another step, for nothing.
+    """
+    before = dict(zip(sorted(steps)[1:], map(steps.get, sorted(steps)), strict=False))
+    totals: dict[Step, dict[int, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    passes: dict[Step, Counter[int]] = defaultdict(Counter)
+    for rank, records in noted.items():
+        for step, record in sorted(records, key=lambda each: each[1].id):
+            there = totals[step][rank]
+            if record.site.slot.endswith(ACCUMULATED):
+                own = record.site.generation, record.site.step
+                if not there and before.get(own) != step:
+                    continue
+                del there[-1:]
+            passes[step][rank] += 1
+            there.append(record)
+    return totals, passes
 
 
 def _calls(
