@@ -193,8 +193,29 @@ def broken(bug: str | None, rank: int) -> None:
         elif bug == "late" and rank == 1:
             tensor *= 1.25
 
+    if bug == "garbled":
+        garbled(rank)
     if bug in ("missing", "averages", "late"):
         dist.all_reduce = all_reduce
+
+
+def garbled(rank: int) -> None:
+    """Plant a wrong message in the library: what rank 1 receives is 1.25 times what was sent."""
+    receive, wait = dist.ProcessGroup.recv, dist.Work.wait
+    into: dict[object, torch.Tensor] = {}
+
+    def recv(self: object, tensors: list[torch.Tensor], *args: int) -> object:
+        work = receive(self, tensors, *args)
+        into[work] = tensors[0]
+        return work
+
+    def waited(self: object, *args: object) -> object:
+        result = wait(self, *args)
+        if rank == 1 and self in into:
+            into[self] *= 1.25
+        return result
+
+    dist.ProcessGroup.recv, dist.Work.wait = recv, waited
 
 
 # -- programs -------------------------------------------------------------------------------------
@@ -381,6 +402,27 @@ def spoilt(rank: int, ranks: int) -> None:
             batch[0, 0] = math.nan
         model(batch)
         dist.barrier()
+
+
+def messages(rank: int, ranks: int, bug: str | None = None) -> None:
+    """Each rank gets the other's result: at once, later, and several at a time."""
+    model, x, _ = made()
+    other, got = 1 - rank, torch.empty(3, ROWS, CLASSES)
+    out = model(x + rank)
+    if rank == 0:
+        dist.send(out, other)
+        dist.recv(got[0], other)
+    else:
+        dist.recv(got[0], other)
+        dist.send(out, other)
+    works = [dist.isend(out + 1, other, tag=1), dist.irecv(got[1], other, tag=1)]
+    exchange = [dist.P2POp(dist.isend, out + 2, other), dist.P2POp(FIRST_IRECV, got[2], other)]
+    for work in [*works, *dist.batch_isend_irecv(exchange)]:
+        work.wait()
+    RESULTS.extend([out.detach(), *got.clone()])
+
+
+FIRST_IRECV = dist.irecv  # as a program has it that took it before it was recorded
 
 
 def asynchronous(rank: int, ranks: int) -> None:

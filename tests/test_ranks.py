@@ -115,6 +115,34 @@ def test_what_an_asynchronous_collective_gives_is_recorded_when_the_program_wait
     assert check_ranks(run).ok
 
 
+def test_messages_between_ranks_are_recorded_with_what_was_sent_and_received(
+    server: Server, tmp_path: Path
+) -> None:
+    run = server.record(tmp_path, "messages", ranks=2)
+    for rank in (0, 1):
+        sent, got = (
+            [
+                record
+                for record in run.records(path=f"/Distributed.{end}", role=role)
+                if record.site.rank == where
+            ]
+            for end, role, where in (("send", "input", rank), ("recv", "output", 1 - rank))
+        )
+        assert len(sent) == len(got) == 3
+        assert all(torch.equal(run.load(a), run.load(b)) for a, b in zip(sent, got, strict=True))
+    found = check_ranks(run)
+    assert found.ok
+    assert (found.collectives, found.unchecked) == (6, {})
+    assert run.info()["lost"] == 0
+
+
+def test_a_message_that_is_not_what_was_sent_is_named(server: Server, tmp_path: Path) -> None:
+    found = check_ranks(server.record(tmp_path, "messages", "garbled", ranks=2))
+    assert {fault.ranks for fault in found.faults} == {(1,)}
+    assert len(found.faults) == 3
+    assert "rank 1 has another result than what its ranks put in (error 0.25)" in str(found)
+
+
 def test_an_alarm_of_one_rank_keeps_the_last_steps_of_all(server: Server, tmp_path: Path) -> None:
     options = {"last": 3, "alarm": "nan", "stats_only": True, "weights": False}
     run = server.record(tmp_path, "spoilt", ranks=2, **options)
@@ -150,6 +178,7 @@ def test_fully_sharded_weights_gradients_and_collectives_are_recorded(
         ("ddp", 2),
         ("fsdp", 2),
         ("asynchronous", 2),
+        ("messages", 2),
         ("tensor_parallel", 2),
         ("manual", 2),
         ("two_dimensions", 4),

@@ -120,7 +120,7 @@ class Ranks:
         """End the call of a collective; that of an asynchronous one, when it is waited for."""
         self.leave_collective(call)
         gives, call.gives = call.gives, None
-        if gives is None or result is None:
+        if gives is None or result is None or not leaves(gives):
             self._observer.end_module(call, result if gives is None else gives)
         elif call.recorded:
             self._running[result] = call, gives

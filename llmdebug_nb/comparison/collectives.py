@@ -32,7 +32,8 @@ def fault(call: Collective) -> RankFault | None:
     if not bad:
         return None
     share = [_error(call.gives[rank], wanted[rank]) for rank in bad]
-    where = "every rank has" if len(bad) == len(wanted) else f"rank {_texts(bad)} has"
+    alone = len(bad) < len(wanted) or len(wanted) == 1
+    where = f"rank {_texts(bad)} has" if alone else "every rank has"
     what = f"the {_word(op)} of its inputs" if op else "what its ranks put in"
     instead = next(_instead(call, op, bad[0]), "")
     says = f"{where} another result than {what} (error {max(share):.2g}){instead}"
@@ -46,6 +47,9 @@ def _expected(call: Collective, op: str) -> dict[int, list[torch.Tensor]]:
     if name == "all_reduce":
         whole = _reduced(takes, op)
         return {rank: [whole] for rank in ranks}
+    if name == "recv":
+        (sent,) = takes.values()
+        return {rank: list(sent) for rank in ranks}
     if name == "broadcast":
         source = int(first.get("src", "-1"))
         if source not in takes:

@@ -18,6 +18,8 @@ from llmdebug_nb.store.run import Run
 _FACTS = """SELECT rank, generation, step, phase, path, call, slot, value FROM scalar_rows
  WHERE role = ? AND value IS NOT NULL"""
 _Roles: TypeAlias = dict[str, list[Record]]
+_Facts: TypeAlias = Mapping[CallKey, Mapping[str, str]]
+_Channels: TypeAlias = dict[tuple[str, str, str], list[Record]]  # from, to, tag
 
 
 def collectives(run: Run, unchecked: dict[str, int]) -> Iterator[Collective]:
@@ -35,7 +37,10 @@ def collectives(run: Run, unchecked: dict[str, int]) -> Iterator[Collective]:
         where = record.site.path
         if is_operator(where) and operator_of(where).startswith(COLLECTIVES):
             records[record.site.key][record.site.role].append(record)
+    yield from _messages(run, facts, records, unchecked)
     for key, said in facts.items():
+        if "tag" in said:
+            continue
         group = [int(rank) for rank in said.get("ranks", "").split(",") if rank.isdecimal()]
         if len(group) < 2 or key.rank != group[0]:
             continue
@@ -55,15 +60,54 @@ def collectives(run: Run, unchecked: dict[str, int]) -> Iterator[Collective]:
         )
 
 
+def _messages(
+    run: Run, facts: _Facts, records: Mapping[CallKey, _Roles], unchecked: dict[str, int]
+) -> Iterator[Collective]:
+    """Yield each message that was received, with what was sent.
+
+    The rank that sends may record more or fewer of them. So what was received counts as another
+    message only if there are as many, and none of those that were sent is equal.
+    """
+    sent: _Channels = defaultdict(list)
+    received: _Channels = defaultdict(list)
+    for key, said in facts.items():
+        rank, roles = str(key.rank), records.get(key, {})
+        if "to" in said:
+            sent[rank, said["to"], said["tag"]] += roles.get("input", [])
+        elif "from" in said:
+            received[said["from"], rank, said["tag"]] += roles.get("output", [])
+    for channel, there in received.items():
+        here = sorted(there, key=lambda each: each.id)
+        others = sorted(sent[channel], key=lambda each: each.id)
+        equal = {each.summary.fingerprint: each for each in others}
+        for at, record in enumerate(here):
+            other = equal.get(record.summary.fingerprint)
+            if other is None and len(others) == len(here):
+                other = others[at]
+            if other is None or not (_has_values(record) and _has_values(other)):
+                why = "messages without values, or that one of both ranks did not record"
+                unchecked[why] = unchecked.get(why, 0) + 1
+                continue
+            ends = other, record
+            yield Collective(
+                record.site, "recv", {each.site.rank: facts[each.site.key] for each in ends},
+                {other.site.rank: [run.load(other)]}, {record.site.rank: [run.load(record)]},
+            )  # fmt: skip
+
+
+def _has_values(record: Record) -> bool:
+    return record.payload is not None and record.kept is None
+
+
 def _unreadable(calls: Mapping[int, _Roles | None]) -> str:
     """Say why a collective can't be checked; "" if it can be."""
     if any(roles is None for roles in calls.values()):
         return "collectives that not all ranks of their group recorded"
     tensors = [roles for roles in calls.values() if roles is not None]
     if any(not roles["input"] or not roles["output"] for roles in tensors):
-        return "collectives without a recorded result (asynchronous ones, sends)"
+        return "collectives without a recorded result (asynchronous ones)"
     kept = (each for roles in tensors for some in roles.values() for each in some)
-    if any(each.payload is None or each.kept is not None for each in kept):
+    if not all(map(_has_values, kept)):
         return "collectives without values"
     return ""
 

@@ -91,7 +91,8 @@ def spread(records: Sequence[Record], shape: Shape) -> list[Spread]:
 def _prefer_reduced(slots: _Slots, steps: Mapping[Step, Step]) -> None:
     """Let the gradients that all ranks share stand for what each adds to them.
 
-    Not where some of what a rank adds was noted later than they were.
+    Not where each pass of several was noted by itself: what the program divides their sum by may
+    come later.
     """
     noted: dict[tuple[str, str, str], _Noted] = defaultdict(lambda: defaultdict(list))
     for slot in [each for each in slots if each[3] == "grad"]:
@@ -105,9 +106,9 @@ def _prefer_reduced(slots: _Slots, steps: Mapping[Step, Step]) -> None:
         for step, found in shared.items():
             slot = step, path, phase, "grad", own
             local = slots.get(slot, {})
-            if any(found.values()) and all(
-                passes[step][rank] >= len(added) for rank, added in local.items()
-            ):
+            ends = {rank: len(records) for rank, records in found.items()}
+            added = {rank: len(records) for rank, records in local.items()}
+            if ends and (ends == added or any(added.get(r, 0) < passes[step][r] for r in ends)):
                 slots[slot] = found
 
 
@@ -123,14 +124,14 @@ def _totals(
     passes: dict[Step, Counter[int]] = defaultdict(Counter)
     for rank, records in noted.items():
         for step, record in sorted(records, key=lambda each: each[1].id):
-            there = totals[step][rank]
+            there = totals[step].get(rank, [])
             if record.site.slot.endswith(ACCUMULATED):
                 own = record.site.generation, record.site.step
                 if not there and before.get(own) != step:
                     continue
                 del there[-1:]
             passes[step][rank] += 1
-            there.append(record)
+            totals[step][rank] = [*there, record]
     return totals, passes
 
 

@@ -151,14 +151,15 @@ def _job() -> str:
 COLLECTIVES = (
     "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor",
     "all_gather_single", "gather", "scatter", "reduce_scatter", "reduce_scatter_tensor",
-    "reduce_scatter_single", "all_to_all", "all_to_all_single", "send", "recv",
+    "reduce_scatter_single", "all_to_all", "all_to_all_single",
 )  # fmt: skip
 # the parameter that a function writes to, where its name does not begin with "output"
 _WRITES = {
     "all_reduce": "tensor", "broadcast": "tensor", "reduce": "tensor", "all_gather": "tensor_list",
-    "gather": "gather_list", "scatter": "tensor", "recv": "tensor",
+    "gather": "gather_list", "scatter": "tensor",
 }  # fmt: skip
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")  # what they write to, they read, too
+_MESSAGES = ("send", "recv", "recv_anysource")  # of ProcessGroup: isend and irecv end there, too
 _WAITS = ("wait", "synchronize")  # of Work
 _FUNCTIONAL = "torch.distributed._functional_collectives"
 _NAMES = (
@@ -178,12 +179,15 @@ def with_collectives(
     if not torch.distributed.is_available():
         return lambda: None
     undo = _wrapped(torch.distributed, COLLECTIVES, wrap)
+    # not isend and irecv themselves: torch asks for their identity
+    undo_messages = _wrapped(torch.distributed.ProcessGroup, _MESSAGES, wrap)
     undo_waits = _wrapped(torch.distributed.Work, _WAITS, functools.partial(_watched_wait, waited))
     undo_functional = with_module(_FUNCTIONAL, lambda home: _wrapped(home, _NAMES, wrap))
 
     def undo_all() -> None:
         undo_functional()
         undo_waits()
+        undo_messages()
         undo()
 
     return undo_all
@@ -229,6 +233,8 @@ def collective(
     name: str, function: Function, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> Collective:
     """Describe a call of a collective. Raises TypeError: these are not its arguments."""
+    if name in _MESSAGES:
+        return _message(name, args, [*args[2:], *kwargs.values()])
     given = _signature(function).bind(*args, **kwargs)
     given.apply_defaults()
     values = dict(given.arguments)
@@ -249,6 +255,18 @@ def collective(
         else:
             takes.append(value)
     return Collective(takes[0] if len(takes) == 1 else takes, gives, facts)
+
+
+def _message(name: str, args: tuple[object, ...], numbers: list[object]) -> Collective:
+    """Describe a message. ``args``: group and tensors; ``numbers``: the other rank, and a tag."""
+    ranks, content, sends = _ranks_of(args[0]), args[1], name == "send"
+    facts = [("ranks", ",".join(map(str, ranks))), ("tag", str(numbers[-1]))]
+    for peer in numbers[:-1]:
+        if isinstance(peer, int) and peer < len(ranks):
+            facts.append(("to" if sends else "from", str(ranks[peer])))
+    if isinstance(content, list) and len(content) == 1:
+        (content,) = content
+    return Collective(content, [], facts) if sends else Collective([], content, facts)
 
 
 def _are_numbers(value: object) -> bool:
