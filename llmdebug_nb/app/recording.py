@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from llmdebug_nb.app import uploading
+from llmdebug_nb.app.destination import url_of
 from llmdebug_nb.app.live_models import (
     compilable_in,
     models_in,
@@ -22,7 +22,6 @@ from llmdebug_nb.app.live_models import (
     remember_run,
 )
 from llmdebug_nb.app.runs import recorded
-from llmdebug_nb.app.uploading import Uploading
 from llmdebug_nb.capture.hooks import module_tree
 from llmdebug_nb.core import determinism, interrupts
 from llmdebug_nb.core.errors import CaptureError, OptionError, StoreError
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from llmdebug_nb.app.live_models import Models
+    from llmdebug_nb.app.uploading import Uploading
     from llmdebug_nb.capture.calls import OpenCall
     from llmdebug_nb.capture.session import Session
     from llmdebug_nb.core.options import DumpKeywords
@@ -100,7 +100,7 @@ class Recording:
                 " recorded by fx_backend and inductor_backend"
             )
         self.options = options
-        self._url = uploading.url_of(options)
+        self._url = url_of(options)
         self._rank = rank_here() if rank is None else rank
         # what a runtime runs can't be compiled; vLLM's model can
         self._models = models_in(model) if options.graph is None else compilable_in(model)
@@ -186,6 +186,8 @@ class Recording:
         writer = Writer(folder, self._rank, waits=self.options.last is None)
         self._process_folders.append(writer.folder)
         if self._url is not None:
+            from llmdebug_nb.app import uploading
+
             self._uploads.append(uploading.begin(writer.folder, self._url))
         return writer
 
@@ -248,8 +250,11 @@ class Recording:
             self._forget()
             self._discard()
             raise refusal
-        for missing in uploading.finish(self._uploads, self._run_folders):
-            warnings.warn(missing, stacklevel=4)
+        if self._uploads:
+            from llmdebug_nb.app import uploading
+
+            for missing in uploading.finish(self._uploads, self._run_folders):
+                warnings.warn(missing, stacklevel=4)
         return run
 
     remove = stop
@@ -389,6 +394,6 @@ def rank_here() -> int:
 
 def _parent(options: DumpOptions) -> Path:
     """Return the folder that will hold the run; one for a store is recorded here first."""
-    if options.path is None or uploading.url_of(options) is not None:
+    if options.path is None or url_of(options) is not None:
         return runs_folder()
     return Path(options.path)

@@ -22,8 +22,6 @@ from typing import Protocol
 
 from llmdebug_nb.core import interrupts
 from llmdebug_nb.core.bars import Stages
-from llmdebug_nb.core.errors import OptionError
-from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.show.words import size_text
 from llmdebug_nb.store.remote import stores, upload
 from llmdebug_nb.store.remote.upload import State, Upload
@@ -45,26 +43,6 @@ class Uploading(Protocol):
     def end(self) -> None: ...
     def is_over(self) -> bool: ...
     def drop(self) -> None: ...
-
-
-def url_of(options: DumpOptions) -> str | None:
-    """Return the URL that a recording is to be uploaded to; None: it stays on this machine.
-
-    Raises:
-        OptionError: fsspec knows no such store, or the recording forgets what it uploaded.
-        MissingPackageError: the package for such a store is not installed.
-    """
-    url = options.path
-    if not isinstance(url, str) or not stores.is_url(url):
-        return None
-    if options.last is not None:
-        raise OptionError(
-            f"last={options.last} and path={stores.without_secrets(url)!r} exclude each other:"
-            " steps that are dropped later would be uploaded first. Record without path, then:"
-            f" llmdebug copy {options.name} {stores.without_secrets(url)}"
-        )
-    stores.check(url)
-    return url
 
 
 def begin(process: Path, url: str) -> Uploading:
@@ -134,7 +112,7 @@ def finish(uploads: Sequence[Uploading], runs: Sequence[Path]) -> list[str]:
     for each in uploads:
         each.end()
     _wait(lambda: all(each.is_over() for each in uploads))
-    return [missing for run in runs if (missing := unfinished(run))] if uploads else []
+    return [missing for run in runs if (missing := unfinished(run))]
 
 
 def _wait(over: Callable[[], bool]) -> None:

@@ -5,52 +5,37 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import NoReturn
 
-from llmdebug_nb.cli import (
-    compare,
-    copy,
-    doctor,
-    dump,
-    errcheck,
-    info,
-    lockstep,
-    logits,
-    msit,
-    opcheck,
-    ranks,
-    redact,
-    reduce,
-    report,
-    tables,
-    topology,
-)
-from llmdebug_nb.cli.command import FAILED, PIPE_CLOSED, say, split
+from llmdebug_nb.cli.command import FAILED, PIPE_CLOSED, Commands, say, split
 from llmdebug_nb.core.errors import LLMDebugError
 
-_COMMANDS = (
-    dump.add,
-    errcheck.add,
-    opcheck.add,
-    logits.add,
-    doctor.add,
-    info.add,
-    compare.add,
-    lockstep.add,
-    ranks.add,
-    report.add_report,
-    reduce.add_reduce,
-    reduce.add_convert,
-    redact.add,
-    copy.add,
-    report.add_export,
-    tables.add_tables,
-    tables.add_timeline,
-    topology.add_topology,
-    topology.add_onnx,
-    msit.add,
-)
+# the module of each command, and its function that adds it; imported only when it is needed, as a
+# launched program waits for it
+_COMMANDS = {
+    "dump": ("dump", "add"),
+    "errcheck": ("errcheck", "add"),
+    "opcheck": ("opcheck", "add"),
+    "logits": ("logits", "add"),
+    "doctor": ("doctor", "add"),
+    "info": ("info", "add"),
+    "compare": ("compare", "add"),
+    "lockstep": ("lockstep", "add"),
+    "ranks": ("ranks", "add"),
+    "report": ("report", "add_report"),
+    "reduce": ("reduce", "add_reduce"),
+    "convert": ("reduce", "add_convert"),
+    "redact": ("redact", "add"),
+    "copy": ("copy", "add"),
+    "export": ("report", "add_export"),
+    "tables": ("tables", "add_tables"),
+    "timeline": ("tables", "add_timeline"),
+    "topology": ("topology", "add_topology"),
+    "onnx": ("topology", "add_onnx"),
+    "msit": ("msit", "add"),
+}
 
 _LAUNCHING = (["dump"], ["errcheck"], ["logits"])  # commands that take another one after --
 
@@ -60,9 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
         if argv[:1] == ["msit"] and not {"-h", "--help"} & set(argv):
+            from llmdebug_nb.cli import msit
+
             argv = msit.translate(argv[1:])
         ours, command = split(argv) if argv[:1] in _LAUNCHING else (argv, None)
-        args = command_parser(_Parser).parse_args(ours)
+        args = command_parser(_Parser, only=ours[0] if ours else None).parse_args(ours)
         args.command = command
         status: int = args.run(args)
     except LLMDebugError as error:
@@ -78,9 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def command_parser(
-    kind: type[argparse.ArgumentParser], prog: str = "llmdebug"
+    kind: type[argparse.ArgumentParser], prog: str = "llmdebug", only: str | None = None
 ) -> argparse.ArgumentParser:
-    """Return the parser of the command line; ``kind`` says what becomes of wrong arguments."""
+    """Return the parser of the command line; ``kind`` says what becomes of wrong arguments.
+
+    ``only``: the command that is meant; if there is none of that name, all are there.
+    """
     parser = kind(
         prog=prog,
         description="Numerical debugger for LLMs: look at dumps and compare them. "
@@ -90,7 +80,8 @@ def command_parser(
         "--version", action=_Version, nargs=0, help="versions, and whether the C kernel is used"
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in _COMMANDS:
+    for module, function in [_COMMANDS[only]] if only in _COMMANDS else _COMMANDS.values():
+        add: Callable[[Commands], object] = getattr(import_module(f"{__name__}.{module}"), function)
         add(commands)
     return parser
 

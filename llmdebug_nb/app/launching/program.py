@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmdebug_nb.app import uploading
+from llmdebug_nb.app.destination import url_of
 from llmdebug_nb.app.launching import process, products
 from llmdebug_nb.app.launching.children import Unreached, why_unreached
 from llmdebug_nb.app.launching.environment import PthFile, environment
@@ -95,7 +95,7 @@ def launch(
     """
     words = words_of(command)
     chosen = _checked(files, options)
-    url = uploading.url_of(chosen)  # its processes record here first
+    url = url_of(chosen)  # its processes record here first
     parent = (runs_folder() if chosen.path is None or url else Path(chosen.path)).absolute()
     refuse_bad_place(parent)
     _refuse_full_disk(parent, chosen)
@@ -107,6 +107,8 @@ def launch(
     if files and launched.path is not None:
         launched.messages += products.write(launched.path, files)
     if url is not None and launched.path is not None:
+        from llmdebug_nb.app import uploading
+
         launched.messages += uploading.messages(launched.path, url)
     return launched
 

@@ -1,0 +1,27 @@
+"""Where a recording goes: a folder of this machine, or a store that it is uploaded to."""
+
+from __future__ import annotations
+
+from llmdebug_nb.core.errors import OptionError
+from llmdebug_nb.core.options import DumpOptions
+from llmdebug_nb.store.remote import stores
+
+
+def url_of(options: DumpOptions) -> str | None:
+    """Return the URL that a recording is to be uploaded to; None: it stays on this machine.
+
+    Raises:
+        OptionError: fsspec knows no such store, or the recording forgets what it uploaded.
+        MissingPackageError: the package for such a store is not installed.
+    """
+    url = options.path
+    if not isinstance(url, str) or not stores.is_url(url):
+        return None
+    if options.last is not None:
+        raise OptionError(
+            f"last={options.last} and path={stores.without_secrets(url)!r} exclude each other:"
+            " steps that are dropped later would be uploaded first. Record without path, then:"
+            f" llmdebug copy {options.name} {stores.without_secrets(url)}"
+        )
+    stores.check(url)
+    return url
