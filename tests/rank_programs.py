@@ -404,6 +404,62 @@ def spoilt(rank: int, ranks: int) -> None:
         dist.barrier()
 
 
+def one_way(rank: int, ranks: int) -> None:
+    """A pipeline by hand: what the second rank receives first comes before its first call."""
+    model, x, _ = made()
+    body = model.layers[0]
+    for step in range(4):
+        if rank == 0:
+            dist.send(body(x + step), 1)
+        else:
+            got = torch.empty(ROWS, WIDTH)
+            dist.recv(got, 0)
+            body(got)
+
+
+def halves(rank: int, ranks: int) -> None:
+    """DDP that reduces the second of two passes alone, of sums: a bias has equal gradients."""
+    model, x, _ = made()
+    spread = nn.parallel.DistributedDataParallel(model)
+    for at in range(2):
+        with contextlib.nullcontext() if at else spread.no_sync():
+            spread(x[4 * at + 2 * rank :][:2]).sum().backward()
+
+
+def sparse(rank: int, ranks: int) -> None:
+    """An embedding with sparse gradients, and a layer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(10, WIDTH, sparse=True), nn.Linear(WIDTH, CLASSES))
+    for _ in range(2):
+        model(torch.tensor([1, 2, 3])).sum().backward()
+
+
+def own_group(rank: int, ranks: int) -> None:
+    """A group in Python, whose methods call those of the class."""
+    made()[0](torch.ones(1, WIDTH))
+
+    class Own(dist.ProcessGroup):
+        def send(self, *args: object) -> object:
+            return super().send(*args)
+
+    class Plain(dist.ProcessGroup): ...
+
+    for kind in (Own, Plain):
+        group = kind(rank, ranks)
+        for method in (group.send, group.recv):
+            text = refusal(method)
+            assert text.startswith("RuntimeError"), text
+
+
+def refusal(method: Callable[..., object]) -> str:
+    """Return what a group without a backend says; a RecursionError is no such answer."""
+    try:
+        method([torch.ones(1)], 0, 0)
+    except RuntimeError as error:
+        return type(error).__name__ + str(error)
+    return ""
+
+
 def messages(rank: int, ranks: int, bug: str | None = None) -> None:
     """Each rank gets the other's result: at once, later, and several at a time."""
     model, x, _ = made()

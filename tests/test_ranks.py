@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from llmdebug_nb.core.records import Site
 from llmdebug_nb.show import filters
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.spread import _totals
 from llmdebug_nb.store.world import _grid
 from rank_programs import Server
 
@@ -141,6 +143,45 @@ def test_a_message_that_is_not_what_was_sent_is_named(server: Server, tmp_path: 
     assert {fault.ranks for fault in found.faults} == {(1,)}
     assert len(found.faults) == 3
     assert "rank 1 has another result than what its ranks put in (error 0.25)" in str(found)
+
+
+def test_messages_that_one_rank_did_not_record_are_counted_and_no_fault(
+    server: Server, tmp_path: Path
+) -> None:
+    found = check_ranks(server.record(tmp_path, "one_way", ranks=2, tokens="0-1"))
+    assert found.ok
+    assert found.collectives > 0
+    assert sum(found.unchecked.values()) > 0
+
+
+def test_passes_that_are_not_reduced_are_no_replicas(server: Server, tmp_path: Path) -> None:
+    found = check_ranks(server.record(tmp_path, "halves", ranks=2))
+    assert found.ok, str(found)
+
+
+def test_sparse_gradients_leave_those_of_other_layers(server: Server, tmp_path: Path) -> None:
+    run = server.record(tmp_path, "sparse", ranks=2)
+    slots = {record.site.slot for record in run.records(path="1", role="grad")}
+    assert {"weight reduced", "weight accumulated"} <= slots
+    assert [process["problems"] for process in run.source.processes] == [{}, {}]
+
+
+def test_a_group_written_in_python_works_while_messages_are_watched(
+    server: Server, tmp_path: Path
+) -> None:
+    assert server.record(tmp_path, "own_group", ranks=2).info()["complete"]
+
+
+def test_what_was_accumulated_since_an_earlier_step_stands_for_no_step() -> None:
+    def noted(step: int, slot: str) -> Any:
+        return SimpleNamespace(id=step, site=Site("f", step, role="grad", slot=slot))
+
+    slots = ["weight reduced", *["weight accumulated"] * 3]
+    whole = {(0, 0): (0, 0), (0, 1): (0, 0), (0, 2): (0, 1), (0, 3): (0, 1)}
+    records = [(whole[0, at], noted(at, slot)) for at, slot in enumerate(slots)]
+    totals, _ = _totals({0: records}, whole)
+    found = {step: [r.id for r in ranks[0]] for step, ranks in totals.items() if ranks}
+    assert found == {(0, 0): [1]}
 
 
 def test_an_alarm_of_one_rank_keeps_the_last_steps_of_all(server: Server, tmp_path: Path) -> None:

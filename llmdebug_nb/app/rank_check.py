@@ -60,6 +60,7 @@ class _Replicas:
         self.count = 0
         self._said: dict[_Key, list[Record]] = defaultdict(list)  # replicas by their placement
         self._plain: dict[_Key, list[Record]] = defaultdict(list)  # weights and reduced gradients
+        summed: dict[_Key, tuple[_Key, Record]] = {}  # the latest shared gradients
         for record in run.records():
             s = record.site
             key = s.generation, s.step, s.path, s.call, s.phase, s.role, s.slot
@@ -69,18 +70,29 @@ class _Replicas:
             elif s.role == "weight" or (
                 s.role == "grad" and s.slot.endswith((REDUCED, ACCUMULATED))
             ):
-                self._plain[(*key, record.summary.shape)].append(record)
+                here = *key, record.summary.shape
+                self._plain[here].append(record)
+                if s.role == "grad":
+                    parameter = (
+                        s.rank,
+                        s.path,
+                        s.slot.removesuffix(ACCUMULATED).removesuffix(REDUCED),
+                    )
+                    before = summed.get(parameter)
+                    if before is not None and s.slot.endswith(ACCUMULATED):
+                        self._plain[before[0]].remove(before[1])  # what they come to counts
+                    summed[parameter] = here, record
 
     def faults(self) -> Iterator[RankFault]:
         """Yield the replicas that are out of step."""
         for records in self._said.values():
             if len(records) > 1:
                 yield from self._of(records, sure=True)
-        for role in ("weight", "grad"):
-            several = [
-                records for records in self._plain.values()
-                if len(records) > 1 and records[0].site.role == role
-            ]  # fmt: skip
+        groups: dict[_Key, list[list[Record]]] = defaultdict(list)
+        for records in self._plain.values():
+            if len(records) > 1:
+                groups[_pass_of(records[0])].append(records)
+        for several in groups.values():
             equal = sum(_are_equal(records) for records in several)
             shared = equal > constants.MAJORITY * len(several)  # of data parallel ranks, say
             for records in several:
@@ -124,6 +136,14 @@ class _Replicas:
 def _rounds(error: float | None, record: Record) -> bool:
     limit = constants.OPERATOR_EPSILONS * epsilon(record.summary.dtype)
     return error is not None and error <= limit
+
+
+def _pass_of(record: Record) -> _Key:
+    """Return what gradients of one backward pass have in common, and all weights."""
+    s = record.site
+    if s.role == "weight":
+        return (s.role,)
+    return s.role, s.generation, s.step, s.call, s.slot.endswith(ACCUMULATED)
 
 
 def _are_equal(records: Sequence[Record]) -> bool:

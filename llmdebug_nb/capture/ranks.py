@@ -6,6 +6,7 @@ level. Behind a backward pass, the gradients of parameters are those that all ra
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -54,6 +55,7 @@ class Ranks:
         # by the Work of an asynchronous collective that nobody waited for yet; and their number
         self._running: WeakKeyDictionary[object, tuple[OpenCall, object]] = WeakKeyDictionary()
         self._unwaited = 0
+        self._messages: Counter[tuple[object, ...]] = Counter()  # by both ends, tag and direction
 
     def start(self) -> None:
         if self._follows:
@@ -90,6 +92,7 @@ class Ranks:
         part of the backward phase.
         """
         op, observer, thread = f"Distributed.{name}", self._observer, self._observer.thread
+        number = self._number(name, args, kwargs)
         latest = observer.latest
         if observer.paused or latest is None or op not in self._wanted:
             return None
@@ -112,16 +115,30 @@ class Ranks:
                 call.arguments = args, kwargs
             elif observer.wants_phase(call):
                 observer.record_operator(call, parent)
-                self._recorder.record_texts(call, COLLECTIVE, seen.facts)
+                self._recorder.record_texts(call, COLLECTIVE, [*seen.facts, *number])
             observer.begin_call(call, leaves(seen.takes))
         return call
+
+    def _number(
+        self, name: str, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> list[tuple[str, str]]:
+        """Number a message among those between two ranks, whether they are recorded or not."""
+        channel = torch_distributed.channel(name, args, kwargs)
+        if channel is None:
+            return []
+        self._messages[channel] += 1
+        return [("number", str(self._messages[channel]))]
 
     def end_collective(self, call: OpenCall, result: object) -> None:
         """End the call of a collective; that of an asynchronous one, when it is waited for."""
         self.leave_collective(call)
         gives, call.gives = call.gives, None
-        if gives is None or result is None or not leaves(gives):
+        if gives is None or not leaves(gives):
             self._observer.end_module(call, result if gives is None else gives)
+        elif result is None and call.op in torch_distributed.RECEIVES:
+            self._unwaited += 1  # one of a batch of NCCL, whose Work is that of the batch
+        elif result is None:
+            self._observer.end_module(call, gives)
         elif call.recorded:
             self._running[result] = call, gives
             self._unwaited += 1
@@ -170,4 +187,5 @@ class Ranks:
 def _state(gradient: torch.Tensor) -> tuple[int, int | None]:
     """Return what changes with each write to a gradient: where it lies, and its version."""
     part, _ = torch_distributed.local(gradient)
-    return part.data_ptr(), pytorch.version_of(part)
+    where = part.data_ptr() if part.layout is torch.strided else id(part)
+    return where, pytorch.version_of(part)

@@ -19,7 +19,7 @@ _FACTS = """SELECT rank, generation, step, phase, path, call, slot, value FROM s
  WHERE role = ? AND value IS NOT NULL"""
 _Roles: TypeAlias = dict[str, list[Record]]
 _Facts: TypeAlias = Mapping[CallKey, Mapping[str, str]]
-_Channels: TypeAlias = dict[tuple[str, str, str], list[Record]]  # from, to, tag
+_Channels: TypeAlias = dict[tuple[str, ...], list[Record]]  # from, to, tag, ranks
 
 
 def collectives(run: Run, unchecked: dict[str, int]) -> Iterator[Collective]:
@@ -65,34 +65,40 @@ def _messages(
 ) -> Iterator[Collective]:
     """Yield each message that was received, with what was sent.
 
-    The rank that sends may record more or fewer of them. So what was received counts as another
-    message only if there are as many, and none of those that were sent is equal.
+    Messages of two ranks are told by their number; a recording that began in between counts
+    otherwise, so what is equal belongs together first.
     """
     sent: _Channels = defaultdict(list)
     received: _Channels = defaultdict(list)
+    alone = 0
     for key, said in facts.items():
-        rank, roles = str(key.rank), records.get(key, {})
+        if "tag" not in said:
+            continue
+        rank, way, roles = str(key.rank), (said["tag"], said.get("ranks", "")), records.get(key, {})
         if "to" in said:
-            sent[rank, said["to"], said["tag"]] += roles.get("input", [])
+            sent[(rank, said["to"], *way)] += roles.get("input", [])
         elif "from" in said:
-            received[said["from"], rank, said["tag"]] += roles.get("output", [])
-    for channel, there in received.items():
-        here = sorted(there, key=lambda each: each.id)
+            received[(said["from"], rank, *way)] += roles.get("output", [])
+        else:
+            alone += 1  # from any rank
+    for channel in {**sent, **received}:
         others = sorted(sent[channel], key=lambda each: each.id)
+        alone += max(0, len(others) - len(received[channel]))
+        by_number = {facts[each.site.key].get("number"): each for each in others}
         equal = {each.summary.fingerprint: each for each in others}
-        for at, record in enumerate(here):
-            other = equal.get(record.summary.fingerprint)
-            if other is None and len(others) == len(here):
-                other = others[at]
-            if other is None or not (_has_values(record) and _has_values(other)):
-                why = "messages without values, or that one of both ranks did not record"
-                unchecked[why] = unchecked.get(why, 0) + 1
+        for record in sorted(received[channel], key=lambda each: each.id):
+            number = facts[record.site.key].get("number")
+            other = equal.get(record.summary.fingerprint) or by_number.get(number)
+            if number is None or other is None or not all(map(_has_values, (record, other))):
+                alone += 1
                 continue
             ends = other, record
             yield Collective(
                 record.site, "recv", {each.site.rank: facts[each.site.key] for each in ends},
                 {other.site.rank: [run.load(other)]}, {record.site.rank: [run.load(record)]},
             )  # fmt: skip
+    if alone:
+        unchecked["messages without values, or that one of both ranks did not record"] = alone
 
 
 def _has_values(record: Record) -> bool:

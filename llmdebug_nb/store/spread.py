@@ -123,11 +123,13 @@ def _totals(
     totals: dict[Step, dict[int, list[Record]]] = defaultdict(lambda: defaultdict(list))
     passes: dict[Step, Counter[int]] = defaultdict(Counter)
     for rank, records in noted.items():
+        lost: set[Step] = set()  # steps that began with a gradient of an earlier one
         for step, record in sorted(records, key=lambda each: each[1].id):
             there = totals[step].get(rank, [])
             if record.site.slot.endswith(ACCUMULATED):
                 own = record.site.generation, record.site.step
-                if not there and before.get(own) != step:
+                if not there and (before.get(own) != step or step in lost):
+                    lost.add(step)
                     continue
                 del there[-1:]
             passes[step][rank] += 1

@@ -160,6 +160,7 @@ _WRITES = {
 }  # fmt: skip
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")  # what they write to, they read, too
 _MESSAGES = ("send", "recv", "recv_anysource")  # of ProcessGroup: isend and irecv end there, too
+RECEIVES = ("Distributed.recv", "Distributed.recv_anysource")
 _WAITS = ("wait", "synchronize")  # of Work
 _FUNCTIONAL = "torch.distributed._functional_collectives"
 _NAMES = (
@@ -180,7 +181,9 @@ def with_collectives(
         return lambda: None
     undo = _wrapped(torch.distributed, COLLECTIVES, wrap)
     # not isend and irecv themselves: torch asks for their identity
-    undo_messages = _wrapped(torch.distributed.ProcessGroup, _MESSAGES, wrap)
+    undo_messages = _wrapped(
+        torch.distributed.ProcessGroup, _MESSAGES, lambda name, call: wrap(name, _own(name, call))
+    )
     undo_waits = _wrapped(torch.distributed.Work, _WAITS, functools.partial(_watched_wait, waited))
     undo_functional = with_module(_FUNCTIONAL, lambda home: _wrapped(home, _NAMES, wrap))
 
@@ -191,6 +194,20 @@ def with_collectives(
         undo()
 
     return undo_all
+
+
+def _own(name: str, method: Function) -> Function:
+    """Return a function that calls a method of C++ as that of the class itself.
+
+    Of a subclass in Python, C++ would call the subclass' method, and so us again, unless a function
+    of the method's name calls it with the same ``self``.
+    """
+
+    def call(self: object, *args: object, **kwargs: object) -> object:
+        return method(self, *args, **kwargs)
+
+    call.__code__ = call.__code__.replace(co_name=name)
+    return call
 
 
 def _watched_wait(waited: Callable[[object], None], name: str, wait: Function) -> Function:
@@ -267,6 +284,15 @@ def _message(name: str, args: tuple[object, ...], numbers: list[object]) -> Coll
     if isinstance(content, list) and len(content) == 1:
         (content,) = content
     return Collective(content, [], facts) if sends else Collective([], content, facts)
+
+
+def channel(
+    name: str, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> tuple[object, ...] | None:
+    """Return what messages have in common that arrive in the order in which they were sent."""
+    if name not in _MESSAGES:
+        return None
+    return name, *_ranks_of(args[0]), *map(str, (*args[2:], *kwargs.values()))
 
 
 def _are_numbers(value: object) -> bool:
