@@ -118,6 +118,18 @@ class Recording:
             train(self.model)
 
 
+class Noting:
+    """Statistics of modules alone: their hooks only note what they see."""
+
+    def __init__(self) -> None:
+        self.model: Any = small()
+
+    def work(self) -> None:
+        with ld.dump(self.model, name="r", tokens="all", stats_only=True), torch.no_grad():
+            for _ in range(2):
+                self.model(torch.ones(2, 4))
+
+
 class Generating:
     """Two generated tokens of a model that the recording has to find."""
 
@@ -217,6 +229,7 @@ def _end(stepper: Any) -> None:
 
 ACTIVITIES: dict[str, Callable[[], Any]] = {
     "recording": Recording,
+    "noting": Noting,
     "session": Session,
     "generating": Generating,
     "comparing": Comparing,
@@ -247,6 +260,7 @@ def state(model: nn.Module) -> dict[str, object]:
         "has_torch_function": torch.overrides.has_torch_function,
         "session run": _session_run(),
         "collectives": torch.distributed.all_reduce,
+        "messages between ranks": torch.distributed.ProcessGroup.send,
         "importers": len(sys.meta_path),
         "path": list(sys.path),
         "handler of interrupts": signal.getsignal(signal.SIGINT),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import html
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 import llmdebug_nb as ld
-from llmdebug_nb.cli import main
+from llmdebug_nb.cli import _COMMANDS, command_parser, main
 from models import llama, prompt
 
 
@@ -110,3 +111,21 @@ def test_the_version_says_whether_the_c_kernel_is_used():
     assert with_it.startswith(f"llmdebug {ld.__version__}, torch {torch.__version__}, ")
     assert ("with the C kernel" in with_it) == (native.why_not() is None)
     assert "without the C kernel (LLMDEBUG_NATIVE=0 turns it off)" in without
+
+
+def test_each_command_is_added_under_its_name_and_without_the_others():
+    for name in _COMMANDS:
+        parser = command_parser(argparse.ArgumentParser, only=name)
+        (commands,) = (each.choices for each in parser._actions if each.choices)
+        assert list(commands) == [name]
+
+
+def test_launching_a_program_imports_nothing_that_compares():
+    code = (
+        "import sys; from llmdebug_nb.cli import main\n"
+        "try: main(['dump', '--', 'no such program'])\n"
+        "finally: print([name for name in sys.modules if name in"
+        " ('torch', 'llmdebug_nb.core.findings', 'llmdebug_nb.app.uploading')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "[]", done

@@ -13,7 +13,7 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.core.kernels.relative import relative_l2
-from llmdebug_nb.core.placement import ACCUMULATED, REDUCED, REPLICATE
+from llmdebug_nb.core.placement import ACCUMULATED, REPLICATE, SHARED, unshared
 from llmdebug_nb.core.rank_checks import REPLICAS, RankCheck, RankFault
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.store.collectives import collectives
@@ -60,28 +60,27 @@ class _Replicas:
         self.count = 0
         self._said: dict[_Key, list[Record]] = defaultdict(list)  # replicas by their placement
         self._plain: dict[_Key, list[Record]] = defaultdict(list)  # weights and reduced gradients
-        summed: dict[_Key, tuple[_Key, Record]] = {}  # the latest shared gradients
+        self._latest: dict[_Key, list[Record]] = {}  # the gradients in which a parameter's stands
         for record in run.records():
             s = record.site
             key = s.generation, s.step, s.path, s.call, s.phase, s.role, s.slot
             if record.placed is not None:
                 if REPLICATE in record.placed.parts:
                     self._said[(*key, *_line(record))].append(record)
-            elif s.role == "weight" or (
-                s.role == "grad" and s.slot.endswith((REDUCED, ACCUMULATED))
-            ):
-                here = *key, record.summary.shape
-                self._plain[here].append(record)
-                if s.role == "grad":
-                    parameter = (
-                        s.rank,
-                        s.path,
-                        s.slot.removesuffix(ACCUMULATED).removesuffix(REDUCED),
-                    )
-                    before = summed.get(parameter)
-                    if before is not None and s.slot.endswith(ACCUMULATED):
-                        self._plain[before[0]].remove(before[1])  # what they come to counts
-                    summed[parameter] = here, record
+            elif s.role == "weight":
+                self._plain[(*key, record.summary.shape)].append(record)
+            elif s.role == "grad" and s.slot.endswith(SHARED):
+                self._add_gradient(record, self._plain[(*key, record.summary.shape)])
+
+    def _add_gradient(self, record: Record, replicas: list[Record]) -> None:
+        """Add a gradient to its replicas; of what passes add up, the sum alone counts."""
+        s = record.site
+        parameter = s.rank, s.path, unshared(s.slot)
+        before = self._latest.get(parameter)
+        if before is not None and s.slot.endswith(ACCUMULATED):
+            before[:] = [each for each in before if each.site.rank != s.rank]
+        replicas.append(record)
+        self._latest[parameter] = replicas
 
     def faults(self) -> Iterator[RankFault]:
         """Yield the replicas that are out of step."""

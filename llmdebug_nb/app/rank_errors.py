@@ -12,7 +12,7 @@ from llmdebug_nb.core.errors import LLMDebugError
 from llmdebug_nb.core.findings import Difference, Finding
 from llmdebug_nb.core.kernels.joining import Place, Recipe, joined
 from llmdebug_nb.core.kernels.relative import relative_l2
-from llmdebug_nb.core.placement import ACCUMULATED, REDUCED, REDUCTIONS, Only
+from llmdebug_nb.core.placement import REDUCTIONS, SHARED, Only
 from llmdebug_nb.explain.blame import Explanation
 from llmdebug_nb.store.joined import JoinedRun, Whole
 from llmdebug_nb.store.run import Run
@@ -45,8 +45,7 @@ def with_ranks(
 def _is_shared(finding: Finding) -> bool:
     """Tell whether a finding is a gradient that all ranks share."""
     site = finding.difference.site if finding.difference is not None else None
-    shared = (REDUCED, ACCUMULATED)
-    return site is not None and site.role == "grad" and site.slot.endswith(shared)
+    return site is not None and site.role == "grad" and site.slot.endswith(SHARED)
 
 
 def _text(row: Difference, golden: Run, mine: Run) -> str:

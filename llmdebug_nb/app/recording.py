@@ -183,6 +183,7 @@ class Recording:
         return folder
 
     def _writer(self, folder: Path) -> Writer:
+        # steps that are dropped again and again must be rows by then
         writer = Writer(folder, self._rank, waits=self.options.last is None)
         self._process_folders.append(writer.folder)
         if self._url is not None:

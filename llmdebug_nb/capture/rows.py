@@ -20,7 +20,6 @@ FINGERPRINT, OFFSET, LENGTH, LOST = AT["fingerprint"], AT["offset"], AT["length"
 DTYPE, SHAPE, KEPT, KEPT_SHAPE = AT["dtype"], AT["shape"], AT["kept"], AT["kept_shape"]
 DEVICE, PRODUCER, ROLE = AT["device"], AT["producer"], AT["role"]
 AFTER_SITE = [None] * (len(COLUMNS) - DTYPE)
-ON_HOST = ["cpu"] + [None] * (len(COLUMNS) - PRODUCER)  # from the device on
 WITHOUT_VALUES = [None] * (AT["argument"] - OFFSET)
 _ARGUMENT, _VIEWS, _PLACED = AT["argument"], AT["views"], AT["placed"]
 _INPUTS = ("input", "after")  # the roles of arguments

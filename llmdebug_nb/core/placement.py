@@ -20,12 +20,18 @@ COLLECTIVES = "Distributed."  # the prefix of their operators
 # behind the slot of a gradient: behind the backward pass, over all ranks; of a pass that added to
 # what was there, all of it
 REDUCED, ACCUMULATED = " reduced", " accumulated"
+SHARED = (REDUCED, ACCUMULATED)
 REPLICATE = "replicate"
 REDUCTIONS = ("sum", "avg", "max", "min", "product")
 _PART = re.compile(rf"(shard) (\d{{1,3}})(?: in (\d{{1,6}}))?|{REPLICATE}|{'|'.join(REDUCTIONS)}")
 _SIZE = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _RANK = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _DIMENSION = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+
+
+def unshared(slot: str) -> str:
+    """Return the slot of what a rank itself adds to a gradient that all ranks share."""
+    return slot.removesuffix(ACCUMULATED).removesuffix(REDUCED)
 
 
 class Shard(NamedTuple):

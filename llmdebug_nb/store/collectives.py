@@ -70,7 +70,7 @@ def _messages(
     """
     sent: _Channels = defaultdict(list)
     received: _Channels = defaultdict(list)
-    alone = 0
+    alone, from_any = 0, set[str]()
     for key, said in facts.items():
         if "tag" not in said:
             continue
@@ -80,11 +80,14 @@ def _messages(
         elif "from" in said:
             received[(said["from"], rank, *way)] += roles.get("output", [])
         else:
-            alone += 1  # from any rank
+            alone += 1
+            from_any.add(rank)
     for channel in {**sent, **received}:
         others = sorted(sent[channel], key=lambda each: each.id)
         alone += max(0, len(others) - len(received[channel]))
         by_number = {facts[each.site.key].get("number"): each for each in others}
+        if channel[1] in from_any:
+            by_number.clear()  # some of these may be among them
         equal = {each.summary.fingerprint: each for each in others}
         for record in sorted(received[channel], key=lambda each: each.id):
             number = facts[record.site.key].get("number")

@@ -49,7 +49,7 @@ class Signals:
     def _size(self) -> int:
         try:
             return os.stat(self._file).st_size
-        except OSError:
+        except FileNotFoundError:
             return 0
 
 

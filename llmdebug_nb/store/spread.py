@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from llmdebug_nb.core.kernels.joining import Place
 from llmdebug_nb.core.paths import ancestors, is_operator, module_of, operator_of
-from llmdebug_nb.core.placement import ACCUMULATED, COLLECTIVES, REDUCED, Held, part_of
+from llmdebug_nb.core.placement import ACCUMULATED, COLLECTIVES, Held, part_of, unshared
 from llmdebug_nb.core.records import Record, Site
 from llmdebug_nb.store.renumbered import Renumbered
 
@@ -97,7 +97,7 @@ def _prefer_reduced(slots: _Slots, steps: Mapping[Step, Step]) -> None:
     noted: dict[tuple[str, str, str], _Noted] = defaultdict(lambda: defaultdict(list))
     for slot in [each for each in slots if each[3] == "grad"]:
         step, path, phase, _, name = slot
-        own = name.removesuffix(ACCUMULATED).removesuffix(REDUCED)
+        own = unshared(name)
         if own != name:
             for rank, records in slots.pop(slot).items():
                 noted[path, phase, own][rank] += [(step, record) for record in records]

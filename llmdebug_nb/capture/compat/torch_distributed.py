@@ -160,7 +160,7 @@ _WRITES = {
 }  # fmt: skip
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")  # what they write to, they read, too
 _MESSAGES = ("send", "recv", "recv_anysource")  # of ProcessGroup: isend and irecv end there, too
-RECEIVES = ("Distributed.recv", "Distributed.recv_anysource")
+RECEIVES = tuple(f"Distributed.{name}" for name in _MESSAGES if name != "send")
 _WAITS = ("wait", "synchronize")  # of Work
 _FUNCTIONAL = "torch.distributed._functional_collectives"
 _NAMES = (
