@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -551,6 +552,46 @@ def test_wrong_credentials_and_missing_buckets_are_said_in_one_line(runs, bucket
     assert len(Faulty.asked) == 1  # asking again changes nothing
     texts = [file.read_text(errors="ignore") for file in runs[0].rglob("*") if file.is_file()]
     assert not any(SECRET in text for text in texts)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_store_that_can_not_be_used_is_said_while_the_program_runs(monkeypatch, capfd, recorded):
+    quick = f"import {stores.__name__} as stores; stores.PAUSES = (); from"
+    monkeypatch.setattr(uploading, "_CODE", uploading._CODE.replace("from", quick))
+    model = torch.nn.Linear(4, 4)
+    deadline = time.monotonic() + 60
+    with ld.dump(model, name="golden", path="file:///dev/null/x"):
+        if recorded:
+            model(torch.ones(4))
+        err = ""
+        while "nothing can be uploaded" not in err and time.monotonic() < deadline:
+            time.sleep(0.05)
+            err += capfd.readouterr().err
+        assert re.fullmatch(
+            r"llmdebug: golden: nothing can be uploaded to \S+ now: can't look at .*/dev/null/x: .*"
+            r" It is recorded on this machine, and the upload is tried again\n", err
+        ), err  # fmt: skip
+        monkeypatch.setattr(uploading, "WAIT", 0.0)
+        model(torch.ones(4))
+        warnings.simplefilter("ignore")  # what is missing is said once more
+    assert not capfd.readouterr().err
+
+
+def test_who_reads_what_a_program_prints_does_not_wait_for_its_upload(tmp_path):
+    code = (
+        "import sys, time, warnings, torch, llmdebug_nb as ld;"
+        "from llmdebug_nb.app import uploading; uploading.WAIT = 0.0;"
+        "quick = 'from llmdebug_nb.store.remote import upload; upload._AGAIN = 100.0; from';"
+        "uploading._CODE = uploading._CODE.replace('from', quick);"
+        "warnings.simplefilter('ignore'); model = torch.nn.Linear(4, 4)\n"
+        "with ld.dump(model, name='golden', path='file:///dev/null/x'): model(torch.ones(4))"
+    )
+    begun = time.monotonic()
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert not out.stdout
+    assert time.monotonic() - begun < 90  # the upload goes on for 100 seconds and more
 
 
 def test_the_examples_of_the_document_run(bucket, tmp_path, capsys):

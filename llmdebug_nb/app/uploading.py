@@ -53,10 +53,14 @@ def begin(process: Path, url: str) -> Uploading:
     return _Process(process, url)
 
 
+def _tell(text: str) -> None:
+    print(f"llmdebug: {text}", file=sys.stderr)
+
+
 class _Thread:
     def __init__(self, one: Upload) -> None:
         self._upload, self._ended = one, threading.Event()
-        follow = (one, self._ended.wait)
+        follow = (one, self._ended.wait, _tell)
         self._thread = threading.Thread(target=upload.follow, args=follow, daemon=True)
         self._thread.start()
 
@@ -79,9 +83,10 @@ class _Process:
         # its own session: an interrupt of the program must not end the upload
         self._process = subprocess.Popen(
             [sys.executable, "-c", _CODE, json.dumps(folders)],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
             start_new_session=True,
-        )  # fmt: skip
+        )
         pipe = self._process.stdin
         if pipe is not None:  # not as an argument, which other users see
             pipe.write(json.dumps([str(folder), url]).encode() + b"\n")

@@ -6,6 +6,7 @@ FileNotFoundError. A place is asked again a few times, and only once after that,
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable
@@ -147,12 +148,15 @@ class Place:
 
         return self._asked("write", ask)
 
+    def reach(self) -> None:
+        """See that the store answers, be it that nothing is there. Raises RemoteError."""
+        with contextlib.suppress(FileNotFoundError):
+            self._asked("look at", lambda: self.fs.info(self.path))
+
     def remove(self) -> None:
         """Remove a file, if it is there. Raises RemoteError."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             self._asked("remove", lambda: self.fs.rm_file(self.path))
-        except FileNotFoundError:
-            return
 
     def _written(self, write: Callable[[], object]) -> None:
         """Write, in a new folder if need be; a bucket is never made: its name may be mistyped."""

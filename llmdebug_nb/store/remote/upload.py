@@ -124,7 +124,8 @@ class Upload:
     def round(self, ended: bool = False) -> None:
         """Upload what is new. ``ended``: nobody writes any more, so all that there is.
 
-        A recording that has recorded nothing yet is left alone: it may still be given up.
+        A recording that has recorded nothing yet is left alone, as it may still be given up; the
+        store is only asked whether it answers.
 
         Raises:
             RemoteError: the store fails. DumpWriteError: no room for a copy of the index.
@@ -140,6 +141,7 @@ class Upload:
         with contextlib.nullcontext(index) if closed else _snapshot(index) as copy:
             covered = _covered(copy)
             if covered is None and not ended:
+                self._parent.reach()
                 self._seen = now
                 return
             if whole or covered is None:
@@ -329,13 +331,18 @@ def _covered(index: Path) -> int | None:
         return json_of(int, text)
 
 
-def follow(upload: Upload, ended: Callable[[float], bool]) -> State:
+def follow(
+    upload: Upload,
+    ended: Callable[[float], bool],
+    tell: Callable[[str], object] = lambda text: None,
+) -> State:
     """Upload what a process records until it ends, and then the rest; return how far it came.
 
     ``ended(seconds)`` waits so long, or until the recording has ended, and tells whether it has.
     Errors are noted, and the round is tried again: after the end, until three had no success.
+    ``tell(text)`` is called once if a round fails before the end.
     """
-    pause, failures, over = 0.0, 0, False
+    pause, failures, over, told = 0.0, 0, False, False
     while True:
         over = over or ended(pause)
         begun, sent = time.monotonic(), upload.sent
@@ -346,6 +353,12 @@ def follow(upload: Upload, ended: Callable[[float], bool]) -> State:
             error = " ".join(str(failed).split())
         state = upload.state(over and not error, error)
         note(upload.process, state)
+        if error and not over and not told:
+            told = True
+            tell(
+                f"{upload.process.parent.name}: nothing can be uploaded to {state.parent} now:"
+                f" {error}. It is recorded on this machine, and the upload is tried again"
+            )
         failures = failures + 1 if error and upload.sent == sent else 0
         if state.complete or (over and failures >= _FAILURES):
             return state
@@ -355,29 +368,47 @@ def follow(upload: Upload, ended: Callable[[float], bool]) -> State:
             time.sleep(_AGAIN * 2.0 ** (failures - 1))
 
 
-def _told_by(stream: io.FileIO) -> Callable[[float], bool]:
-    """Return what waits for a word of the recording process on a pipe, or for its end."""
-    told = threading.Event()
+class _Program:
+    """The recording process, at the other end of a pipe, and its stderr."""
 
-    def listen() -> None:
-        stream.read(1)
-        told.set()
+    def __init__(self, stream: io.FileIO) -> None:
+        self._stream, self._ended, self._lock = stream, threading.Event(), threading.Lock()
+        self._stderr: int | None = None
+        with contextlib.suppress(OSError):  # the program may have none
+            self._stderr = os.dup(2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # for what packages of stores print
+        threading.Thread(target=self._listen, daemon=True).start()
 
-    threading.Thread(target=listen, daemon=True).start()
-    return told.wait
+    def _listen(self) -> None:
+        self._stream.read(1)  # a word, or the end of the process
+        self._ended.set()
+        with self._lock:  # who reads what the program prints waits until nobody can write more
+            if self._stderr is not None:
+                os.close(self._stderr)
+                self._stderr = None
+
+    def ended(self, seconds: float) -> bool:
+        """Wait so long, or until the recording is over; tell whether it is."""
+        return self._ended.wait(seconds)
+
+    def tell(self, text: str) -> None:
+        """Print a line where the program prints its warnings; notebooks show it below the cell."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._stderr is not None:
+                os.write(self._stderr, f"llmdebug: {text}\n".encode())
 
 
 def main() -> None:
     """Upload the folder that stdin names to the URL that it names, until stdin says more."""
     stdin = io.FileIO(sys.stdin.fileno(), closefd=False)  # reads no further than the line
     folder, url = json.loads(stdin.readline())
-    process = Path(folder)
+    process, program = Path(folder), _Program(stdin)
     try:
         upload = Upload(process, stores.place(url))
     except LLMDebugError as error:
         note(process, State(stores.without_secrets(url), error=str(error)))
         return
-    follow(upload, _told_by(stdin))
+    follow(upload, program.ended, program.tell)
 
 
 def uploads_of(run: Path) -> dict[Path, State]:
