@@ -36,6 +36,33 @@ def control(tmp_path):
     return File(tmp_path / "control.json")
 
 
+def test_an_alarm_in_the_file_keeps_the_last_steps_each_time_it_is_another(model, control):
+    alarms = ["", "old", "old", "the validation loss rose", "", "again", "again", "", "", "", ""]
+    control.write({"alarm": "left from yesterday"})
+    with ld.dump(model, name="r", control=control.path, last=2) as run:
+        for alarm in alarms:
+            control.write({"alarm": alarm})
+            model(torch.ones(1, 3))
+    assert [(each.step, each.first, each.reason) for each in run.alarms()] == [
+        (1, 0, "old"),
+        (3, 2, "the validation loss rose"),
+        (5, 4, "again"),
+    ]
+    assert sorted(run.to_pandas()["step"].unique()) == [0, 1, 2, 3, 4, 5, 9, 10]
+    assert run.info()["complete"]
+
+
+def test_an_alarm_in_the_file_of_a_recording_that_keeps_all_is_said(model, control, capsys):
+    control.write({})
+    with ld.dump(model, name="r", control=control.path) as run:
+        control.write({"alarm": "now"})
+        model(torch.ones(1, 3))
+    assert "an alarm keeps the last steps: record with last=8" in capsys.readouterr().err
+    assert run.meta["problems"] == {
+        "control file control.json: an alarm keeps the last steps: record with last=8": 1
+    }
+
+
 def test_orders_hold_from_the_next_call_on_and_a_half_written_file_changes_nothing(model, control):
     orders = [
         {"enable": False},
@@ -112,13 +139,14 @@ def test_a_file_that_is_not_read_again_costs_one_stat(control, monkeypatch):
     ("text", "message"),
     [
         ("", "not JSON"),
-        ("[]", "expected an object with enable, steps, ids, ranks, not list"),
+        ("[]", "expected an object with enable, steps, ids, ranks, alarm, not list"),
         ('{"enable": 1}', "expected true or false"),
         ('{"enable": "true"}', "expected true or false"),
         ('{"steps": "3-1"}', "runs backwards"),
         ('{"ids": 3}', "expected module paths"),
         ('{"setps": "1"}', "nearest: steps"),
         ('{"dump_enable": true}', 'expected a text in quotes, such as "true"'),
+        ('{"alarm": true}', "alarm True: expected a text that says why"),
         ('{"dump_enable": "true", "steps": "1"}', "known: dump_enable, er, ids, child, device"),
         ('{"er": "1"}', "er '1': expected pairs"),
         ('{"er": "0,0", "child": "maybe"}', 'expected "true" or "false"'),

@@ -6,7 +6,8 @@ or in msit's form (`dump_config`; all values are texts, an empty one means the d
 
     {"dump_enable": "true", "er": "0,1", "ids": "0_2", "child": "true", "device": "cuda0"}
 
-Every field may be left out: recording is then enabled, and the recording's own options hold. In
+Every field may be left out: recording is then enabled, and the recording's own options hold. A new
+text in ``alarm`` raises an alarm: it keeps the steps that the option ``last`` has on hand. In
 msit's form, ``ids`` are execution ids (docs/topology.md). In ours, they are globs over module
 paths, or places in the module tree (``0_2``: third child of the first child of the root), which the
 explorer and `llmdebug info` show. A file that is missing, wrong or half written changes nothing; an
@@ -29,7 +30,7 @@ from llmdebug_nb.core.errors import OptionError, nearest
 from llmdebug_nb.core.msit_rounds import Rounds
 from llmdebug_nb.core.option_parsing import TokenSet, device_name, execution_ids
 
-FIELDS = ("enable", "steps", "ids", "ranks")
+FIELDS = ("enable", "steps", "ids", "ranks", "alarm")
 MSIT_FIELDS = ("dump_enable", "er", "ids", "child", "device")
 _SETTLED = 500_000_000  # nanoseconds after which a file is no longer being written
 
@@ -39,7 +40,7 @@ class ControlSettings:
     """The settings in a control file; None leaves the choice to the recording's options.
 
     ``calls``: execution ids; ``children``: calls inside of those, too. ``device``: only models on
-    it; "" for any.
+    it; "" for any. ``alarm``: why the last steps are to be kept; "" for no reason.
     """
 
     enable: bool = True
@@ -50,6 +51,7 @@ class ControlSettings:
     calls: tuple[str, ...] | None = None
     children: bool = True
     device: str | None = None
+    alarm: str = ""
 
     def selects(self, path: str, places: tuple[str, ...]) -> bool:
         """Return whether ``ids`` select a module by its path or its places in the tree."""
@@ -72,11 +74,14 @@ def read_settings(text: str) -> ControlSettings:
     enable = fields.get("enable", True)
     if not isinstance(enable, bool):
         raise OptionError(f"enable {enable!r}: expected true or false")
+    alarm = fields.get("alarm", "")
+    if not isinstance(alarm, str):
+        raise OptionError(f"alarm {alarm!r}: expected a text that says why")
     steps, ranks = (
         None if fields.get(name) is None else TokenSet.parse(fields[name], name)
         for name in ("steps", "ranks")
     )
-    return ControlSettings(enable, steps, _module_ids(fields.get("ids")), ranks)
+    return ControlSettings(enable, steps, _module_ids(fields.get("ids")), ranks, alarm=alarm)
 
 
 def _msit_settings(fields: Mapping[str, object]) -> ControlSettings:
@@ -159,6 +164,11 @@ class ControlFile:
         self.problem, self._unreported = None, False
         changed, self.settings = settings != self.settings, settings
         return changed
+
+    def refuse(self, why: str) -> None:
+        """Report that a setting of the file can't be met."""
+        self.problem = f"control file {self._path.name}: {why}"
+        print(f"llmdebug: {self.problem}", file=sys.stderr)
 
     def _report(self, modified: int) -> None:
         """Report the problem, unless the file may have been half written when it was read."""

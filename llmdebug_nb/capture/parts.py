@@ -68,7 +68,9 @@ class Parts:
         guard = Guard(profile)
         thread = ThreadState()
         steps = StepTracker(options.warmup)
-        selected = RecordingFilter(options, rank, steps.round_of)
+        alarms = None if options.last is None else Alarms(options.alarm, guard.run)
+        by_hand = None if alarms is None else alarms.raise_by_hand
+        selected = RecordingFilter(options, rank, steps.round_of, by_hand)
         observer = Observer(
             options, recorder, second, thread, guard, profile, selected,
             restricted=restricted, operators=operators,
@@ -76,9 +78,9 @@ class Parts:
         sinks = [sink] if reference is None else [sink, reference]
         roots = Roots(options, selected, sinks, counts_all=profile is not None)
         ring = None
-        if options.last is not None:
+        if options.last is not None and alarms is not None:
             recorders = [recorder] if second is None else [recorder, second]
-            ring = Ring(options.last, Alarms(options.alarm, guard.run), recorders, guard.run)
+            ring = Ring(options.last, alarms, recorders, guard.run)
         return cls(
             options, recorder, second, notes, profile, guard, thread, steps, selected, observer,
             roots, ring,

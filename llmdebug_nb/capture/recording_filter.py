@@ -24,13 +24,19 @@ class RecordingFilter:
     """
 
     def __init__(
-        self, options: DumpOptions, rank: int, round_of: Callable[[RootCall], int]
+        self,
+        options: DumpOptions,
+        rank: int,
+        round_of: Callable[[RootCall], int],
+        alarm: Callable[[str], None] | None,
     ) -> None:
         """``rank``: of this process. ``round_of(call)``: msit's round of a root call.
 
+        ``alarm(reason)`` keeps the last steps; None: the recording keeps all of them.
+
         Raises OptionError: the control file can't be read.
         """
-        self._options, self._rank, self._round_of = options, rank, round_of
+        self._options, self._rank, self._round_of, self._alarm = options, rank, round_of, alarm
         self._control = ControlFile(options.control) if options.control is not None else None
         self.requests = RequestFilter(options.requests)
         self.paused = False
@@ -41,8 +47,20 @@ class RecordingFilter:
         return self._control is not None
 
     def changed(self) -> bool:
-        """Read the control file again if it was written; return whether its settings changed."""
-        return self._control is not None and self._control.changed()
+        """Read the control file again if it was written; return whether its settings changed.
+
+        A new alarm in it is raised.
+        """
+        before = self._settings.alarm
+        if self._control is None or not self._control.changed():
+            return False
+        reason = self._settings.alarm
+        if reason and reason != before:
+            if self._alarm is not None:
+                self._alarm(reason)
+            else:
+                self._control.refuse("an alarm keeps the last steps: record with last=8")
+        return True
 
     @property
     def problem(self) -> str | None:
