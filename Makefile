@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 MODULES := labextension/node_modules/.types
 # an editable install is made from these, and made anew when one of them changes
-SOURCES := pyproject.toml constraints.txt hatch_build.py $(wildcard llmdebug_nb/core/kernels/*.[ch] llmdebug_nb/capture/tape/*.c) $(wildcard labextension/*.* labextension/src/*/* labextension/schema/*)
+SOURCES := pyproject.toml constraints.txt hatch_build.py $(wildcard llmdebug_nb/core/kernels/*.[ch] llmdebug_nb/capture/tape/*.[ch]) $(wildcard labextension/*.* labextension/src/*/* labextension/schema/*)
 # at most four processes: each one holds torch, and the longest group of tests ends last
 PYTEST = $(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 CHROMIUM = LLMDEBUG_CHROMIUM="$${LLMDEBUG_CHROMIUM:-$$(cat $(VENV)/browser)}"

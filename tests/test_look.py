@@ -99,7 +99,7 @@ def _freed() -> torch.Tensor:
         torch.ones(2, dtype=torch.complex64),
         torch.ones(2, dtype=torch.complex64).conj().imag,
         torch.zeros(2, dtype=torch.float8_e4m3fn),
-        torch.ones(2, 1 << 14).t(),
+        torch.ones(2, 1 << 18).t(),
         torch.ones(1).expand(1 << 40),
         torch.ones((1,) * 9),
         _freed(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Mapping, Sequence
-from types import CodeType, FrameType
+from types import FrameType
 from typing import TYPE_CHECKING, TypeAlias
 
 from llmdebug_nb.capture.compat import pytorch
@@ -16,12 +16,8 @@ from llmdebug_nb.core.records import RootCall
 if TYPE_CHECKING:
     from torch.autograd.graph import Node as AutogradNode
 
-    from llmdebug_nb.capture.operators.call_stacks import Stack
-
 # an argument, result or part of one, with its slot: a tensor or anything else
 Leaf: TypeAlias = tuple[str, object]
-# places in the program by the call of torch's module call that they surround
-OuterStacks: TypeAlias = dict[tuple[int, CodeType, int], "Stack"]
 StepKey: TypeAlias = tuple[str, int, int]  # root, generation, step
 
 
@@ -37,7 +33,7 @@ class OpenCall:
     ``since``, ``edges``: if gradients are on, the autograd clock when it began, and for each
     input that needs a gradient its slot and its node in the graph.
     ``parameters``: the names of its arguments by position; None if they are unknown.
-    ``inputs``: kept where they are needed after the call. ``outer_stacks``: cache of `CallStacks`.
+    ``inputs``: kept where they are needed after the call.
     ``arguments``: positional and by keyword, if they may have to be looked at after the call.
     ``gives``: what a collective writes to.
     ``pending``: role, slot and leaf seen so far, if only overflowing calls are recorded.
@@ -53,7 +49,6 @@ class OpenCall:
     edges: Sequence[tuple[str, tuple[AutogradNode, int]]] = ()
     gives: object = None
     parameters: Parameters | None = None
-    outer_stacks: OuterStacks | None = None
     pending: Sequence[tuple[str, str, object]] = ()
     arguments: tuple[tuple[object, ...], Mapping[str, object]] | None = None
 
@@ -124,6 +119,7 @@ class ThreadState(threading.local):
     recorded and is over. ``root_call``, ``step``: of the current or last root call.
     ``root``: path of its root. ``open_calls``: calls under way, outermost first.
     ``last_output``: of a module inside the root, if only logits are recorded.
+    ``drawn_from``: the state of random numbers when the recorded root call began.
     ``in_scope``: between the first and the last call of the option ``scope``.
     """
 
@@ -135,6 +131,7 @@ class ThreadState(threading.local):
         self.open_calls: list[OpenCall] = []
         self.last_output: tuple[OpenCall, object] | None = None
         self.in_scope = False
+        self.drawn_from = ""
         self._step_key: StepKey | None = None
         self._numbers = _Numbers()
 

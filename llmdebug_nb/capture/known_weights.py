@@ -14,19 +14,22 @@ SMALL = 64 << 10  # bytes: a weight of no more is read each time
 
 
 class KnownWeights:
-    """The weights of a recording by storage number, and their rows by identity. Not thread-safe."""
+    """The weights of a recording by storage number, and their rows by identity. Not thread-safe.
+
+    ``storages``: handles that reserve the numbers.
+    """
 
     def __init__(self) -> None:
-        self._storages: dict[int | None, object] = {}  # with handles that reserve the numbers
+        self.storages: dict[int, object] = {}
         self._rows: dict[Key, tuple[bytes, Row]] = {}  # with a sample of the weight
 
     def add(self, weight: torch.Tensor) -> None:
         storage = pytorch.storage_of(weight)
         if storage is not None:
-            self._storages.setdefault(storage.cdata, storage)
+            self.storages.setdefault(storage.cdata, storage)
 
     def __contains__(self, place: int | None) -> bool:
-        return place in self._storages
+        return place in self.storages
 
     def row_of(self, tensor: torch.Tensor, row: Row) -> Row | None:
         """Return the row of a weight, or of a view of one, if its version and a sample agree.

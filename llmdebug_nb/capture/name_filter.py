@@ -32,6 +32,11 @@ class NameFilter:
         self._modules_alone = not ids and not children
         self._by_full_name = bool(self._options.contains or self._options.scope or ids)
 
+    @property
+    def selects_all(self) -> bool:
+        """Whether every call is selected."""
+        return not (self._modules_alone or self._opname or self._by_full_name)
+
     def selects(self, call: OpenCall) -> bool:
         """Return whether a call that begins is selected."""
         if self._modules_alone and call.level != "module":

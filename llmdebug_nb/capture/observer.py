@@ -28,7 +28,7 @@ from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.recording_filter import RecordingFilter
 from llmdebug_nb.capture.signatures import Signatures
 from llmdebug_nb.capture.sink import CheckingRecorder
-from llmdebug_nb.capture.tape.player import Player, may_wait
+from llmdebug_nb.capture.tape.player import Player
 from llmdebug_nb.capture.timing.profiler import Profile
 from llmdebug_nb.capture.walk import call_inputs, leaves, operator_inputs
 from llmdebug_nb.core.kernels.overflow import overflows
@@ -94,15 +94,15 @@ class Observer:
         parts = thread, self._forwards, modules, self.backward
         self.passing = None if check is None else Passing(check, *parts)
         levels = options.operator_levels if operators else ()
-        self._modes = OperatorModes(self, levels, options.apis) if levels else None
         self.ranks = Ranks(self, recorder, options, operators)
         self._gradients = Gradients(self._roles, self.guarded, self.record_gradient)
         self.weights = ModuleWeights(self, recorder, options, self._gradients)
         self._call_stacks = CallStacks.of(recorder) if options.sources else None
         self._signatures = Signatures()
-        self.player: Player | None = None
-        if check is None and reference is None and profile is None and may_wait(options):
-            self.player = Player.of(self, recorder.record_seen, guard)
+        alone = check is None and reference is None and profile is None
+        parts_of_player = self, recorder, guard, options, self._call_stacks
+        self.player = Player.of(*parts_of_player) if alone else None
+        self._modes = OperatorModes(self, levels, options.apis) if levels else None
         self.latest: int | None = None if self._check is None else 0
         self._resting = False
 
@@ -288,6 +288,21 @@ class Observer:
             return (
                 self._begin_backward_operator(operator, args, kwargs) if level == "aten" else None
             )
+        call = self.open_operator(operator, level, recomputed)
+        if call is not None and call.recorded:
+            if self._check is not None:
+                call.arguments = args, kwargs
+            elif not recomputed and self._forward:
+                self.record_operator(call, self.stack_here())
+            self.begin_call(call, operator_inputs(args, kwargs))
+        return call
+
+    def open_operator(self, operator: Operator, level: str, recomputed: bool) -> OpenCall | None:
+        """Open the call of an operator of a forward pass, and find out whether it is recorded.
+
+        Return None if it is only counted, or not even that.
+        """
+        thread = self.thread
         parent = thread.open_calls[-1] if thread.open_calls else None
         if not self.selects_inside(parent):
             return None
@@ -304,11 +319,6 @@ class Observer:
         call.recorded = self.names.selects(call)
         if call.recorded:
             call.parameters = operator.parameters
-            if self._check is not None:
-                call.arguments = args, kwargs
-            elif not recomputed and self._forward:
-                self.record_operator(call, parent)
-            self.begin_call(call, operator_inputs(args, kwargs))
         return call
 
     def end_operator(self, call: OpenCall, outputs: object) -> None:
@@ -387,13 +397,17 @@ class Observer:
             self.begin_call(call, operator_inputs(args, kwargs))
         return call
 
+    def stack_here(self) -> int | None:
+        """Return the number of the current call stack; None if none are recorded."""
+        return self._call_stacks.current() if self._call_stacks else None
+
     def record_operator(
-        self, call: OpenCall, parent: OpenCall | None, forward: OpenCall | None = None
+        self, call: OpenCall, stack: int | None, forward: OpenCall | None = None
     ) -> None:
         """Record the call itself: its source, the call around it, and its forward operator."""
-        stack = None
-        if self._call_stacks and call.phase == "forward":
-            stack = self._call_stacks.current(self.thread.open_calls)
+        open_calls = self.thread.open_calls
+        is_open = len(open_calls) > 1 and open_calls[-1] is call
+        parent = open_calls[-2] if is_open else None
         self._recorder.record_operator([
             call.root_call, call.path, call.number, call.phase, call.level, call.op, stack,
             *((parent.path, parent.number) if parent is not None else (None, None)),

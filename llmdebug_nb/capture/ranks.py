@@ -114,7 +114,8 @@ class Ranks:
             if not self._keeps:
                 call.arguments = args, kwargs
             elif observer.wants_phase(call):
-                observer.record_operator(call, parent)
+                stack = observer.stack_here() if call.phase == "forward" else None
+                observer.record_operator(call, stack)
                 self._recorder.record_texts(call, COLLECTIVE, [*seen.facts, *number])
             observer.begin_call(call, leaves(seen.takes))
         return call

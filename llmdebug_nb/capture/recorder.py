@@ -59,7 +59,7 @@ class Recorder:
     ``lost``: by reason, the count of wanted payloads that are missing. ``failure``: the error of a
     sink that can't go on (disk full); recording then continues without it and counts.
     ``recognizes_places``: a tensor on an accelerator is recognised by its place and version.
-    ``watch``: is shown all rows with their statistics, before they are committed.
+    ``watch``: is shown all rows before they are committed. ``weights``: those of the models.
     """
 
     def __init__(self, sink: Sink, options: DumpOptions) -> None:
@@ -81,7 +81,7 @@ class Recorder:
         self._scalars: list[ScalarRow] = []
         self._by_content: dict[Key, Row] = {}  # XXH3, dtype, shape -> the row that describes it
         self._by_place: dict[Key, Row] = {}  # the same by identity, within one root call
-        self._weights = KnownWeights()
+        self.weights = KnownWeights()
         # storage number -> the record of the last output in it
         self._producers: dict[int | None, int] = {}
         self._settled: dict[int, Settled] = {}  # by id, of one root call
@@ -196,7 +196,7 @@ class Recorder:
             if len(self._operators) >= _MANY:
                 self.flush()
 
-    def add_view(self, view: View, base: torch.Tensor, result: torch.Tensor) -> None:
+    def add_view(self, view: View, base: torch.Tensor | Seen, result: torch.Tensor | Seen) -> None:
         """Note a view, for the records of what is made of it."""
         with self._lock:
             self._chains.add(view, base, result)
@@ -219,7 +219,7 @@ class Recorder:
             for weight in weights:
                 weight, _ = self._placements.local(weight)
                 if on_host(weight):
-                    self._weights.add(weight)
+                    self.weights.add(weight)
 
     @property
     def written(self) -> int:
@@ -234,7 +234,7 @@ class Recorder:
         """Make the row of a tensor now."""
         row = row_of(site, numbers, *rows.AFTER_SITE)
         self._rows.append(row)
-        is_known = place in self._weights and tensor.nbytes > known_weights.SMALL
+        is_known = place in self.weights and tensor.nbytes > known_weights.SMALL
         describe = self._describe_weight if is_known else self._describe
         self._attempt(row, describe, tensor)
         self._end_row(row, place)
@@ -277,7 +277,7 @@ class Recorder:
 
     def _describe_weight(self, row: Row, tensor: torch.Tensor) -> None:
         """Describe a weight or a view of one: as before if its version and a sample agree."""
-        known = self._weights.row_of(tensor, row)
+        known = self.weights.row_of(tensor, row)
         if known is None or known is row:
             self._describe(row, tensor)
         else:
@@ -417,7 +417,7 @@ class Recorder:
         with self._lock:
             self._by_content.clear()
             if self._policy.wanted:
-                self._weights.forget_rows()
+                self.weights.forget_rows()
             try:
                 self._policy.free(self.sink.drop(calls, into))
             except StoreError as error:

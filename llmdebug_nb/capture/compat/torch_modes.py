@@ -32,6 +32,12 @@ class Untraced:
         return False
 
 
+def hidden_from_dynamo(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a function that torch compiles nothing of, nor of what it calls."""
+    hidden: Callable[P, R] = torch._compile._disable_dynamo(function, recursive=True)
+    return hidden
+
+
 def kernel_of(operator: Callable[..., object]) -> Callable[..., object]:
     """Return what calling an operator of the dispatcher calls: one frame of Python less."""
     is_usual = type(operator) is OpOverload

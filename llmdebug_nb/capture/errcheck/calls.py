@@ -36,7 +36,7 @@ class CallFacts:
     ) -> FaultyCall:
         """Describe a call whose inputs are still at hand."""
         open_calls = self._parts.thread.open_calls
-        stack = self._stacks[self._call_stacks.current(open_calls)]
+        stack = self._stacks[self._call_stacks.current()]
         calls = self._parts.steps.calls
         place = calls[call.root_call] if call.root_call < len(calls) else RootCall(0)
         inputs = [(slot, leaf) for slot, leaf in call.inputs if isinstance(leaf, torch.Tensor)]

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
-from llmdebug_nb.capture.calls import OpenCall, OuterStacks
 from llmdebug_nb.capture.compat.pytorch import MODULE_CALL
 from llmdebug_nb.capture.source_lines import code_at, named
 from llmdebug_nb.core.errors import PACKAGE
@@ -22,14 +21,13 @@ from llmdebug_nb.core.records import Frame
 if TYPE_CHECKING:
     from llmdebug_nb.capture.recorder import Recorder
 
-_DEPTH = 48  # frames looked at
+_DEPTH = 48  # frames looked at in each module call
 _KEPT = 8  # frames of the program that are kept, innermost first
 # frames of hooks, modes and module calls are no part of the program
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 _runners: set[CodeType] = set()  # code of ours that runs the program
-
-Place = tuple[CodeType, int]
+_ELSEWHERE, _PROGRAM, _MODULE_CALL, _RUNNER = range(4)  # what code is
 
 
 def ends_stacks(runner: CodeType) -> None:
@@ -40,26 +38,35 @@ def ends_stacks(runner: CodeType) -> None:
     _runners.add(runner)
 
 
-class Stack(NamedTuple):
-    """The innermost places of the program, and how many of them lie within the last module call."""
+class _Kinds(dict[int, int]):
+    """What code is, by its id: to hash code takes as long as a kernel.
 
-    places: tuple[Place, ...]
-    inside: int
+    ``of(code)`` decides it once. ``codes``: those that were met, which so stay alive.
+    """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes: dict[int, CodeType] = {}
 
-class _IsProgram(dict[CodeType, bool]):
-    """Whether code is part of the program, decided once."""
-
-    def __missing__(self, code: CodeType) -> bool:
-        known = self[code] = not code.co_filename.startswith((PACKAGE, _TORCH))
-        return known
+    def of(self, code: CodeType) -> int:
+        self.codes[id(code)] = code
+        kind = _ELSEWHERE
+        if not code.co_filename.startswith((PACKAGE, _TORCH)):
+            kind = _PROGRAM
+        elif code is MODULE_CALL:
+            kind = _MODULE_CALL
+        elif code in _runners:
+            kind = _RUNNER
+        self[id(code)] = kind
+        return kind
 
 
 class CallStacks:
     """Numbers call stacks.
 
     ``intern(frames, code, inside)`` returns the number of a stack in text form. ``keep(code,
-    line)`` is told of each line that stands in one.
+    line)`` is told of each line that stands in one. ``kinds``: of code by id. ``numbers``: of
+    stacks, see `_stack`. ``lines``: texts by id of code and instruction.
     """
 
     def __init__(
@@ -68,28 +75,24 @@ class CallStacks:
         keep: Callable[[CodeType, int], None] = lambda code, line: None,
     ) -> None:
         self._intern, self._keep = intern, keep
-        self._numbers: dict[Stack, int] = {}
-        self._lines: dict[Place, tuple[str, str]] = {}
-        self._is_program = _IsProgram()
+        self.numbers: dict[tuple[int, ...], int] = {}
+        self.lines: dict[tuple[int, int], tuple[str, str]] = {}
+        self.kinds = _Kinds()
 
     @classmethod
     def of(cls, recorder: Recorder) -> CallStacks:
         """Return the call stacks that a recorder keeps, with the functions in them."""
         return cls(recorder.stack_number, recorder.keep_function)
 
-    def current(self, open_calls: Sequence[OpenCall]) -> int:
-        """Return the number of the current stack, without our own and PyTorch's frames.
-
-        The stack outside of a module call is the same for all that it calls, so it is remembered
-        with the call.
-        """
-        modules = [_outer_stacks(call) for call in open_calls if call.level == "module"]
-        stack = self._stack(sys._getframe(1), modules, len(modules))
-        number = self._numbers.get(stack)
+    def current(self) -> int:
+        """Return the number of the current stack, without our own and PyTorch's frames."""
+        stack = self._stack(sys._getframe(1))
+        number = self.numbers.get(stack)
         if number is None:
-            lines = [self._line(place) for place in stack.places]
+            inside, *places = stack
+            lines = [self._line(*place) for place in zip(places[::2], places[1::2], strict=True)]
             frames, code = [text for text, _ in lines], [code for _, code in lines]
-            number = self._numbers[stack] = self._intern(frames, code, stack.inside)
+            number = self.numbers[stack] = self._intern(frames, code, inside)
         return number
 
     def innermost(self) -> str:
@@ -102,62 +105,51 @@ class CallStacks:
         ``outside``: what runs the program; its callers are no part of it.
         """
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not self._is_program[frame.f_code]:
-            frame = None if frame.f_code is outside else frame.f_back
-        return ("", "") if frame is None else self._line((frame.f_code, frame.f_lasti))
-
-    def _stack(self, frame: FrameType | None, modules: Sequence[OuterStacks], depth: int) -> Stack:
-        """Return the innermost places of the program, from a frame inside ``depth`` modules.
-
-        A module of PyTorch has no place in the program: the module around it counts.
-        """
-        places: list[Place] = []
-        inside: int | None = None
-        for _ in range(_DEPTH):
-            if frame is None or len(places) == _KEPT:
-                break
+        kinds = self.kinds
+        while frame is not None:
             code = frame.f_code
-            if self._is_program[code]:
-                places.append((code, frame.f_lasti))
-            elif code in _runners:
-                break
-            elif code is MODULE_CALL:
-                if inside is None and places:
-                    inside = len(places)
-                if depth:
-                    outside = self._outside(frame, modules, depth - 1)
-                    inside = outside.inside if inside is None else inside
-                    places += outside.places
+            kind = kinds.get(id(code))
+            kind = kinds.of(code) if kind is None else kind
+            if kind == _PROGRAM:
+                return self._line(id(code), frame.f_lasti)
+            frame = None if kind == _RUNNER or code is outside else frame.f_back
+        return "", ""
+
+    def _stack(self, frame: FrameType | None) -> tuple[int, ...]:
+        """Return the innermost places of the program as ids of code and instructions in it.
+
+        Before them stands how many of them lie within the last module call. A module of PyTorch
+        has no place in the program: the module around it counts.
+        """
+        kinds = self.kinds
+        places: list[int] = []
+        inside, left = 0, _DEPTH
+        while frame is not None and left:
+            code = frame.f_code
+            known = id(code)
+            kind = kinds.get(known)
+            if kind is None:
+                kind = kinds.of(code)
+            if kind == _PROGRAM:
+                places += known, frame.f_lasti
+                if len(places) == 2 * _KEPT:
                     break
-            frame = frame.f_back
-        inside = len(places) if inside is None else inside
-        return Stack(tuple(places[:_KEPT]), min(inside, _KEPT))
+            elif kind == _MODULE_CALL:
+                inside, left = inside or len(places) // 2, _DEPTH
+            elif kind == _RUNNER:
+                break
+            frame, left = frame.f_back, left - 1
+        return (inside or len(places) // 2, *places)
 
-    def _outside(self, call: FrameType, modules: Sequence[OuterStacks], depth: int) -> Stack:
-        """Return the places outside of a module call."""
-        caller = call.f_back and call.f_back.f_back
-        if caller is None:
-            return Stack((), 0)
-        key = id(call), caller.f_code, caller.f_lasti
-        stack = modules[depth].get(key)
-        if stack is None:
-            stack = modules[depth][key] = self._stack(caller, modules, depth)
-        return stack
-
-    def _line(self, place: Place) -> tuple[str, str]:
+    def _line(self, known: int, instruction: int) -> tuple[str, str]:
         """Return ``file:line function``, and the code there."""
-        known = self._lines.get(place)
-        if known is None:
-            code, instruction = place
+        line = self.lines.get((known, instruction))
+        if line is None:
+            code = self.kinds.codes[known]
             lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
-            line = next(lines, None) or code.co_firstlineno
-            frame = Frame(named(code.co_filename), line, code.co_name)
-            self._keep(code, line)
-            known = self._lines[place] = str(frame), code_at(code.co_filename, line)
-        return known
-
-
-def _outer_stacks(call: OpenCall) -> OuterStacks:
-    if call.outer_stacks is None:
-        call.outer_stacks = {}
-    return call.outer_stacks
+            number = next(lines, None) or code.co_firstlineno
+            frame = Frame(named(code.co_filename), number, code.co_name)
+            self._keep(code, number)
+            line = str(frame), code_at(code.co_filename, number)
+            self.lines[known, instruction] = line
+        return line

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -21,6 +21,8 @@ from llmdebug_nb.capture.listeners import Listeners
 from llmdebug_nb.capture.operators.kinds import READS, Operator, OperatorFilter, OperatorKinds
 from llmdebug_nb.capture.passing import Passing
 from llmdebug_nb.capture.perturbing.unrounded import Unrounded
+from llmdebug_nb.capture.tape import native
+from llmdebug_nb.capture.tape.player import Player
 from llmdebug_nb.capture.walk import leaves
 from llmdebug_nb.core.torch_internals import is_fake
 
@@ -40,6 +42,8 @@ class OperatorListener(Protocol):
     def substitution(self) -> Intervention | None: ...
     @property
     def passing(self) -> Passing | None: ...
+    @property
+    def player(self) -> Player | None: ...
     def note_operator(
         self, operator: Operator, args: Args, kwargs: Kwargs, result: object
     ) -> None: ...
@@ -81,8 +85,14 @@ class OperatorModes:
         classes = [cls for level, cls in _MODES.items() if level in levels]
         if listener.passing is not None:
             classes = [CheckMode if cls is AtenMode else cls for cls in classes]
-        self._here = _ThreadModes(lambda: [cls(listener, self.kinds) for cls in classes])
+        self._here = _ThreadModes(lambda: [self._mode(cls) for cls in classes])
         self._functions = "api" in levels
+
+    def _mode(self, cls: type[ApiMode] | type[AtenMode]) -> torch_modes.Mode:
+        player = self._listener.player
+        if cls is AtenMode and player is not None and player.operators is not None:
+            return NotingMode(self._listener, self.kinds, player)
+        return cls(self._listener, self.kinds)
 
     def open(self) -> None:
         if self._functions:
@@ -205,6 +215,58 @@ class AtenMode(torch_modes.TorchDispatchMode):
 
     def _note(self, operator: Operator, args: Args, kwargs: Kwargs, result: object) -> None:
         self._listener.note_views(operator, args, kwargs, _views(args, kwargs, result) or ())
+
+
+_Gate: Any = native.gate_class()
+
+
+class NotingMode(_Gate, AtenMode):  # type: ignore[misc, no-untyped-call]
+    """An AtenMode in C: it notes operators on the tape, and asks the other one where it can't."""
+
+    def __init__(self, listener: OperatorListener, kinds: OperatorKinds, player: Player) -> None:
+        super().__init__(listener, kinds)
+        self.tape, self._known, self._player = player.tape, player.operators, player
+
+    def _slowly(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Args = (),
+        kwargs: Kwargs | None = None,
+    ) -> object:
+        known = self._known
+        if known is not None and id(func) not in known and self._may_be_noted(func):
+            operator = self._kinds.aten(func)
+            assert operator is not None
+            known[id(func)] = func, torch_modes.kernel_of(func), operator, operator.rearranges
+        return AtenMode.__torch_dispatch__(self, func, types, args, kwargs)
+
+    def _may_be_noted(self, func: Callable[..., object]) -> bool:
+        """Tell whether an operator runs no code of Python, and has a result or makes views."""
+        operator = self._kinds.aten(func)
+        return (
+            isinstance(func, torch_modes.OpOverload)
+            and func.namespace == "aten"
+            and operator is not None
+            and operator.name != READS
+            and (operator.rearranges or (operator.wanted and bool(func._schema.returns)))
+            and not torch_modes.is_composite(func)
+        )
+
+    def _note_slowly(
+        self, operator: Operator, args: Args, kwargs: Kwargs | None, result: object
+    ) -> None:
+        self._listener.guarded(self._note, operator, args, kwargs or {}, result)
+
+    def _end_slowly(
+        self, operator: Operator, args: Args, kwargs: Kwargs | None, result: object
+    ) -> None:
+        self._listener.guarded(self._player.end_operator, result)
+
+    # Dynamo does not look into C, so what C calls is hidden from it here
+    slowly = torch_modes.hidden_from_dynamo(_slowly)
+    note_slowly = torch_modes.hidden_from_dynamo(_note_slowly)
+    end_slowly = torch_modes.hidden_from_dynamo(_end_slowly)
 
 
 class CheckMode(torch_modes.Untraced, AtenMode):  # type: ignore[no-untyped-call]

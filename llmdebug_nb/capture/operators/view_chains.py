@@ -51,10 +51,21 @@ class ViewChains:
     def __init__(self) -> None:
         self.storages: dict[int, dict[_Place, _Step]] = {}
         self.new: list[tuple[int, str]] = []
+        self._reserved: list[int] = []
+        self._seen: list[Seen] = []  # they reserve the numbers of their storages
         self._numbers: dict[tuple[View, ...], int] = {}
 
-    def add(self, view: View, base: torch.Tensor, result: torch.Tensor) -> None:
-        """Note that ``view`` made ``result`` of ``base``, which has the same storage."""
+    def add(self, view: View, base: torch.Tensor | Seen, result: torch.Tensor | Seen) -> None:
+        """Note that ``view`` made ``result`` of ``base``, which has the same storage.
+
+        The tape has reserved the number of a storage that it saw a view of.
+        """
+        if isinstance(base, torch.Tensor) and isinstance(result, torch.Tensor):
+            self._add_tensor(view, base, result)
+        elif not isinstance(base, torch.Tensor) and not isinstance(result, torch.Tensor):
+            self._add_seen(view, base, result)
+
+    def _add_tensor(self, view: View, base: torch.Tensor, result: torch.Tensor) -> None:
         try:
             base, result = pytorch.plain(base), pytorch.plain(result)
             old, new = _place(base), _place(result)
@@ -64,9 +75,19 @@ class ViewChains:
             return  # nested or sparse: it has no such place
         if old == new:
             return  # expanded to the size it had, say
-        steps = self.storages.get(number)
-        if steps is None:
-            steps = self.storages[pytorch.reserve_storage_number(storage)] = {}
+        if number not in self.storages:
+            self._reserved.append(pytorch.reserve_storage_number(storage))
+        self._add(view, number, old, new)
+
+    def _add_seen(self, view: View, base: Seen, result: Seen) -> None:
+        old, new = _place_of(base), _place_of(result)
+        if old != new:
+            if result.storage not in self.storages:
+                self._seen.append(result)
+            self._add(view, result.storage, old, new)
+
+    def _add(self, view: View, storage: int, old: _Place, new: _Place) -> None:
+        steps = self.storages.setdefault(storage, {})
         before = steps.get(old)
         if before is None:
             before = steps[old] = _Step(None, None)
@@ -85,8 +106,7 @@ class ViewChains:
         """Return the same of a tensor that the tape saw."""
         if seen.storage not in self.storages:
             return None
-        offset, shape, strides, dtype = seen.place()
-        return self._number_at((offset, shape, strides, DTYPES[dtype]), seen.storage, is_output)
+        return self._number_at(_place_of(seen), seen.storage, is_output)
 
     def _number_at(self, place: _Place, storage: int, is_output: bool) -> int | None:
         step = self.storages[storage].get(place)
@@ -106,9 +126,10 @@ class ViewChains:
 
     def clear(self) -> None:
         """Forget all views, but not the numbers of chains."""
-        storages = list(self.storages)
+        reserved, self._reserved = self._reserved, []
         self.storages.clear()
-        pytorch.release_storage_numbers(storages)
+        self._seen.clear()
+        pytorch.release_storage_numbers(reserved)
 
 
 def arguments_text(args: tuple[object, ...], kwargs: Mapping[str, object], part: int | None) -> str:
@@ -133,6 +154,11 @@ def _text(value: object) -> str:
     if isinstance(value, str):
         return masked(value)
     return "tensor" if isinstance(value, torch.Tensor) else str(value)
+
+
+def _place_of(seen: Seen) -> _Place:
+    offset, shape, strides, dtype = seen.place()
+    return offset, shape, strides, DTYPES[dtype]
 
 
 def _place(tensor: torch.Tensor) -> _Place:

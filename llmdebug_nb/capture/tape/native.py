@@ -13,7 +13,7 @@ from functools import cache
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ import xxhash
 
 from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.capture.compat import pytorch, torch_modes
+from llmdebug_nb.capture.operators.kinds import Operator
 from llmdebug_nb.capture.walk import LEAVES, OtherLeaf, leaves
 from llmdebug_nb.core.kernels import native
 
@@ -56,7 +57,17 @@ class Seen(Protocol):
         """Return where it lies in its storage: offset, shape, strides in elements, dtype."""
 
 
-Event = tuple[T, bool, list[Leaf] | None]
+# the call of a module begins or ends: what it is, whether it ends, its leaves (None: it raised)
+ModuleEvent: TypeAlias = tuple[T, bool, list[Leaf] | None]
+# views were made: the operator, the place in the program, the arguments, pairs of base and view
+ViewEvent: TypeAlias = tuple[Operator, str, tuple[object, ...], list[tuple[Seen, Seen]]]
+# an operator ran: what it is, its call stack, its leaves (of outputs None: it raised; False: they
+# follow), and nothing
+Outputs: TypeAlias = list[Leaf] | Literal[False] | None
+OperatorEvent: TypeAlias = tuple[Operator, int | None, list[Leaf], Outputs, None]
+Event: TypeAlias = ModuleEvent[T] | ViewEvent | OperatorEvent
+# an operator of the dispatcher, what runs it, what it is, and whether it makes views
+Known: TypeAlias = tuple[object, Callable[..., object], Operator, bool]
 
 
 class Tape(Protocol[T]):
@@ -67,6 +78,7 @@ class Tape(Protocol[T]):
     ``looks``: its leaves are wanted. Of a result None, the exception that is handled tells whether
     the call raised.
     ``open``, ``shut``: for the running thread. ``take``: the events, which leave the tape.
+    ``watch``: what the gates of operators know; see `OperatorTape`.
     """
 
     def begin(
@@ -77,6 +89,11 @@ class Tape(Protocol[T]):
         result: object, /,
     ) -> bool: ...  # fmt: skip
     def look(self, tensor: torch.Tensor, /) -> Seen | None: ...
+    def watch(
+        self, operators: dict[int, Known], kinds: Mapping[int, int] | None,
+        numbers: Mapping[tuple[int, ...], int], lines: Mapping[tuple[int, int], tuple[str, str]],
+        weights: Mapping[int, object], looks_in: bool, looks_out: bool, /,
+    ) -> None: ...  # fmt: skip
     def open(self) -> None: ...
     def shut(self) -> None: ...
     def take(self) -> list[Event[T]]: ...
@@ -140,6 +157,20 @@ def seen_class() -> type[Seen]:
     """Return the class of tensors that a tape saw."""
     module = _library()
     return _NeverSeen if module is None else module.Seen
+
+
+class _NoGate:
+    """In the place of what a dispatch mode in C inherits from, where there is no tape."""
+
+
+def gate_class() -> type:
+    """Return the class whose `__torch_dispatch__` notes operators on the attribute ``tape``.
+
+    What it can't note, it hands to the methods ``slowly`` (before it ran), ``note_slowly`` (views)
+    and ``end_slowly`` (after it ran).
+    """
+    module = _library()
+    return _NoGate if module is None else module.Gate
 
 
 @cache

@@ -7,17 +7,22 @@ the root call. Rows are committed then anyway, so a program that crashes loses n
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Protocol
 
 from torch import nn
 
 from llmdebug_nb.capture.calls import Leaf, OpenCall, ThreadState
 from llmdebug_nb.capture.guard import Guard
+from llmdebug_nb.capture.known_weights import KnownWeights
 from llmdebug_nb.capture.name_filter import NameFilter
-from llmdebug_nb.capture.tape.native import Event, Tape, tape
+from llmdebug_nb.capture.operators.call_stacks import CallStacks
+from llmdebug_nb.capture.operators.kinds import Operator
+from llmdebug_nb.capture.operators.view_chains import arguments_text
+from llmdebug_nb.capture.tape.native import Event, Known, Outputs, Seen, Tape, tape
 from llmdebug_nb.core.kernels.fingerprint import ALGORITHM
 from llmdebug_nb.core.options import DumpOptions
+from llmdebug_nb.core.records import View
 
 
 def may_wait(options: DumpOptions) -> bool:
@@ -48,24 +53,40 @@ class CallListener(Protocol):
     def open_module(
         self, path: str, module: nn.Module, selected: bool, recomputed: bool
     ) -> OpenCall: ...
+    def open_operator(
+        self, operator: Operator, level: str, recomputed: bool
+    ) -> OpenCall | None: ...
+    def record_operator(self, call: OpenCall, stack: int | None) -> None: ...
+    def end_operator(self, call: OpenCall, outputs: object) -> None: ...
+
+
+class SeenRecorder(Protocol):
+    """Makes rows of what the tape saw."""
+
+    weights: KnownWeights
+
+    def record_seen(self, call: OpenCall, role: str, leaves: list[Leaf]) -> None: ...
+    def add_view(self, view: View, base: Seen, result: Seen) -> None: ...
 
 
 class Player:
     """Plays one tape to a listener.
 
-    ``record(call, role, leaves)``: records leaves of the tape. ``attempt(work, *args)`` keeps our
-    errors in.
+    ``attempt(work, *args)`` keeps our errors in. ``operators``: what is known of those that are
+    noted, by id; None: none are.
     """
 
     def __init__(
         self,
         played: Tape[PlayedModule],
         listener: CallListener,
-        record: Callable[[OpenCall, str, list[Leaf]], None],
+        recorder: SeenRecorder,
         attempt: Callable[..., object],
     ) -> None:
         self.tape, self._listener = played, listener
-        self._record, self._attempt = record, attempt
+        self._recorder, self._attempt = recorder, attempt
+        self.operators: dict[int, Known] | None = None
+        self._views: dict[tuple[str, str, str, int | None], View] = {}  # of the root call
         self._owner: int | None = None
         self._state: dict[str, object] = {}  # of that thread
 
@@ -73,16 +94,34 @@ class Player:
     def of(
         cls,
         listener: CallListener,
-        record: Callable[[OpenCall, str, list[Leaf]], None],
+        recorder: SeenRecorder,
         guard: Guard,
+        options: DumpOptions,
+        stacks: CallStacks | None,
     ) -> Player | None:
-        """Return the player of a new tape, which plays before all other work of ours, or None."""
-        made = tape(listener.backward)
+        """Return the player of a new tape, which plays before all other work of ours.
+
+        None: there is no tape, or the options need more than it keeps. Operators are not noted if
+        only some calls are wanted, as which ones is found out when the tape is played.
+        """
+        made = tape(listener.backward) if may_wait(options) else None
         if made is None:
             return None
-        player = cls(made, listener, record, guard.attempt)
+        player = cls(made, listener, recorder, guard.attempt)
         guard.before = player.play
+        if listener.names.selects_all and not options.layers and not options.types:
+            player._note_operators(stacks, options.roles)
         return player
+
+    def _note_operators(self, stacks: CallStacks | None, roles: Collection[str]) -> None:
+        self.operators = {}
+        kinds, numbers, lines = None, {}, {}
+        if stacks is not None:
+            kinds, numbers, lines = stacks.kinds, stacks.numbers, stacks.lines
+        looks = "input" in roles, "output" in roles
+        self.tape.watch(
+            self.operators, kinds, numbers, lines, self._recorder.weights.storages, *looks
+        )
 
     def open(self) -> None:
         """Note calls of this thread from now on, unless those of another one are noted."""
@@ -96,7 +135,14 @@ class Player:
         if self._owner == threading.get_ident():
             self.tape.shut()
             self.play()
+            self._views.clear()
             self._owner = None
+
+    def end_operator(self, outputs: object) -> None:
+        """End the operator that the tape has left open."""
+        open_calls = self._listener.thread.open_calls
+        if open_calls and open_calls[-1].level == "aten":
+            self._listener.end_operator(open_calls[-1], outputs)
 
     def play(self) -> None:
         """Record what is on the tape, if it is of this thread."""
@@ -123,9 +169,16 @@ class Player:
             pass
 
     def _play_events(self, events: Iterator[Event[PlayedModule]]) -> bool:
-        listener, record = self._listener, self._record
+        listener, record = self._listener, self._recorder.record_seen
         leave = listener.thread.leave
-        for module, is_end, leaves in events:
+        for event in events:
+            if len(event) == 5:
+                self._play_operator(*event[:4])
+                continue
+            if len(event) == 4:
+                self._play_views(*event)
+                continue
+            module, is_end, leaves = event
             if not is_end:
                 call = listener.open_module(module.path, module.module, module.selected, False)
                 if leaves and call.recorded:
@@ -138,3 +191,36 @@ class Player:
                     if leaves is not None:
                         listener.names.end(ended)
         return True
+
+    def _play_operator(
+        self, operator: Operator, stack: int | None, inputs: list[Leaf], outputs: Outputs
+    ) -> None:
+        """Record an operator, but for outputs that follow: see `end_operator`."""
+        listener, record = self._listener, self._recorder.record_seen
+        call = listener.open_operator(operator, "aten", False)
+        if call is None:
+            return
+        if call.recorded:
+            listener.record_operator(call, stack)
+            record(call, "input", inputs)
+        if outputs is False:
+            return
+        listener.thread.leave(call.path)
+        if outputs is not None and call.recorded:
+            record(call, "output", outputs)
+            listener.names.end(call)
+
+    def _play_views(
+        self,
+        operator: Operator,
+        source: str,
+        args: tuple[object, ...],
+        views: list[tuple[Seen, Seen]],
+    ) -> None:
+        for part, (base, result) in enumerate(views):
+            key = operator.name, source, repr(args), part if len(views) > 1 else None
+            view = self._views.get(key)
+            if view is None:
+                view = View(operator.name, source, arguments_text(args, {}, key[-1]))
+                self._views[key] = view
+            self._recorder.add_view(view, base, result)

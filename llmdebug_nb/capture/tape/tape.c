@@ -1,4 +1,5 @@
-/* The tape of a thread: what the hooks of modules see, noted by one call of C each while the program waits.
+/* The tape of a thread: what the hooks of modules see, noted by one call of C each while the program waits; and operators,
+   see operators.h.
 
    A tensor is measured where it lies and becomes a `Seen`; of other leaves the value is kept, or the class. What calls these
    are, and the rows, is found out when the tape is played. Whatever is unusual is refused: `begin` and `end` then return
@@ -20,9 +21,12 @@
 enum { REFUSED = 0, DONE = 1, FAILED = -1 };
 enum { READ = 0x100 /* PyBUF_READ, which 3.10's stable headers lack */ };
 enum { SCRATCH = 64 << 10, LARGE = 4 << 10, KNOWN = 1 << 10, DEPTH = 8, SLOTS = 16, MOST = 4096 };
+enum { MOST_SCRATCH = 1 << 20 /* what a second-level cache holds */, TILE = 16 /* float32 in a line of the cache */ };
+enum { SMALL_WEIGHT = 64 << 10, WORDS = 64 }; /* as in known_weights.py */
 static const int64_t ENDLESS = (int64_t)1 << 40; /* elements */
 
 static PyObject *is_neg, *untyped_storage, *nbytes_name, *storage_offset, *cdata, *weak_ref, *zero_text, *enter_name, *exit_name;
+static PyObject *version_name;
 static PyObject *slot_texts[SLOTS];
 static PyTypeObject *seen_type;
 static unsigned long generation; /* counts forks: a child does not write on its parent's tape */
@@ -159,6 +163,19 @@ typedef struct {
     Summary summary;
 } Known;
 
+/* Where a weight lies, or a view of it. */
+typedef struct {
+    unsigned char *data;
+    int64_t kind, ndim, shape[MOST_DIMS], strides[MOST_DIMS];
+} Place;
+
+/* A weight as it was measured, with a sample of its storage from there on, as in known_weights.py. */
+typedef struct {
+    int64_t version, sample[2 * WORDS];
+    uint64_t digest;
+    Summary summary;
+} Weight;
+
 typedef struct {
     PyObject_HEAD
     View *view;
@@ -180,12 +197,38 @@ typedef struct {
     Py_ssize_t seen;
     Known *known;
     unsigned char *scratch;
+    int64_t room; /* bytes of it */
+    PyObject *operators, *kinds, *numbers, *lines, *weights; /* see `watch`; NULL without it */
+    int looks_in, looks_out;
+    PyObject *measured; /* by the bytes of a `Place`, those of a `Weight` */
 } Tape;
+
+/* Copy a matrix whose columns lie packed, such as a transposed weight, in tiles that fill lines of the cache. */
+static unsigned char *gather_columns(unsigned char *to, const unsigned char *from, int64_t rows, int64_t columns,
+                                     int64_t stride, int64_t item)
+{
+    for (int64_t r = 0; r < rows; r += TILE)
+        for (int64_t c = 0; c < columns; c += TILE)
+            for (int64_t i = r; i < rows && i < r + TILE; i++)
+                for (int64_t j = c; j < columns && j < c + TILE; j++) {
+                    unsigned char *into = to + (i * columns + j) * item;
+                    const unsigned char *out_of = from + j * stride + i * item;
+                    if (item == 4)
+                        memcpy(into, out_of, 4);
+                    else if (item == 2)
+                        memcpy(into, out_of, 2);
+                    else
+                        memcpy(into, out_of, (size_t)item);
+                }
+    return to + rows * columns * item;
+}
 
 /* Copy the elements below one dimension, in row-major order. Returns where the next ones go. */
 static unsigned char *gather(unsigned char *to, const unsigned char *from, const Tensor *t, int dim, int64_t item)
 {
     const int64_t size = t->shape[dim], stride = t->strides[dim] * item;
+    if (dim == t->ndim - 2 && stride == item)
+        return gather_columns(to, from, size, t->shape[dim + 1], t->strides[dim + 1] * item, item);
     if (dim < t->ndim - 1) {
         for (int64_t i = 0; i < size; i++)
             to = gather(to, from + i * stride, t, dim + 1, item);
@@ -230,10 +273,67 @@ static int measure(Tape *tape, Seen *seen, unsigned char *data, int64_t nbytes)
     return DONE;
 }
 
-/* Fill in what a tensor is. The number of an output's storage is reserved. */
-static int look(Tape *tape, Seen *seen, PyObject *tensor, int is_output)
+/* Tell whether a tensor is a large weight of the model; then fill in its state now, and the key of its place. */
+static int is_weight(Tape *tape, const Seen *seen, PyObject *tensor, unsigned char *data, int64_t room, Weight *now,
+                     PyObject **key)
+{
+    Place place;
+    if (PyDict_Contains(tape->weights, seen->storage) != 1)
+        return 0;
+    PyObject *version = PyObject_GetAttr(tensor, version_name);
+    memset(now, 0, sizeof *now);
+    now->version = version ? PyLong_AsLongLong(version) : -1;
+    Py_XDECREF(version);
+    const int64_t words = room / 8, step = words / WORDS;
+    if (PyErr_Occurred() || words < WORDS) {
+        PyErr_Clear(); /* of an inference tensor nobody keeps the version */
+        return 0;
+    }
+    for (int64_t i = 0; i * step < words && i < 2 * WORDS; i++)
+        memcpy(&now->sample[i], data + 8 * i * step, 8);
+    memset(&place, 0, sizeof place);
+    place.data = data, place.kind = seen->kind, place.ndim = seen->ndim;
+    for (int64_t dim = 0; dim < seen->ndim; dim++)
+        place.shape[dim] = seen->shape[dim], place.strides[dim] = seen->strides[dim];
+    *key = PyBytes_FromStringAndSize((char *)&place, sizeof place);
+    return *key != NULL;
+}
+
+/* Look up what a weight is, if its version and the sample agree. */
+static int is_known(Tape *tape, PyObject *key, Weight *now)
+{
+    Weight known;
+    PyObject *bytes = PyDict_GetItemWithError(tape->measured, key);
+    if (!bytes)
+        return 0;
+    memcpy(&known, PyBytes_AsString(bytes), sizeof known);
+    if (known.version != now->version || memcmp(known.sample, now->sample, sizeof known.sample))
+        return 0;
+    *now = known;
+    return 1;
+}
+
+/* Return where elements lie packed: where they are, or a copy in the scratch memory; NULL if there is no room. */
+static unsigned char *packed_data(Tape *tape, unsigned char *data, const Tensor *t, int packed, int64_t nbytes)
+{
+    if (packed)
+        return data;
+    if (nbytes > tape->room) {
+        unsigned char *larger = PyMem_Realloc(tape->scratch, nbytes);
+        if (!larger)
+            return NULL;
+        tape->scratch = larger, tape->room = nbytes;
+    }
+    gather(tape->scratch, data, t, 0, t->dtype.bits / 8);
+    return tape->scratch;
+}
+
+/* Fill in what a tensor is. The number of an output's storage is reserved. `values`: they are wanted, not only the place. */
+static int look(Tape *tape, Seen *seen, PyObject *tensor, int is_output, int values)
 {
     Tensor t;
+    Weight now;
+    PyObject *key = NULL;
     PyObject *negative = PyObject_CallMethodObjArgs(tensor, is_neg, NULL);
     Py_XDECREF(negative);
     if (negative != Py_False)
@@ -253,8 +353,6 @@ static int look(Tape *tape, Seen *seen, PyObject *tensor, int is_output)
         seen->shape[dim] = t.shape[dim];
         seen->strides[dim] = t.strides[dim];
     }
-    if (!packed && numel * item > SCRATCH)
-        return REFUSED;
     seen->kind = kind, seen->ndim = t.ndim;
     PyObject *storage = PyObject_CallMethodObjArgs(tensor, untyped_storage, NULL);
     if (!storage)
@@ -272,12 +370,27 @@ static int look(Tape *tape, Seen *seen, PyObject *tensor, int is_output)
         Py_INCREF(tape->release);
         seen->release = tape->release;
     }
+    if (!values)
+        return DONE;
     unsigned char *data = (unsigned char *)t.data + t.byte_offset;
-    if (!packed) {
-        gather(tape->scratch, data, &t, 0, item);
-        data = tape->scratch;
+    const int64_t nbytes = numel * item;
+    const int large = tape->weights && nbytes > SMALL_WEIGHT
+                      && is_weight(tape, seen, tensor, data, room - offset * item, &now, &key);
+    int done = packed || large || nbytes <= MOST_SCRATCH ? DONE : REFUSED; /* torch copies it sooner, in threads */
+    if (large && is_known(tape, key, &now))
+        seen->digest = now.digest, seen->summary = now.summary;
+    else if (done == DONE) {
+        unsigned char *elements = packed_data(tape, data, &t, (int)packed, nbytes);
+        done = elements ? measure(tape, seen, elements, nbytes) : REFUSED;
+        if (done == DONE && large) {
+            now.digest = seen->digest, now.summary = seen->summary;
+            PyObject *bytes = PyBytes_FromStringAndSize((char *)&now, sizeof now);
+            done = bytes && PyDict_SetItem(tape->measured, key, bytes) == 0 ? DONE : FAILED;
+            Py_XDECREF(bytes);
+        }
     }
-    return measure(tape, seen, data, numel * item);
+    Py_XDECREF(key);
+    return done;
 }
 
 /* Append a leaf to a list; takes the reference to the value. */
@@ -290,20 +403,28 @@ static int append(PyObject *list, PyObject *slot, PyObject *value)
     return done ? DONE : FAILED;
 }
 
-static int append_tensor(Tape *tape, PyObject *list, PyObject *slot, PyObject *tensor, int is_output)
+static Seen *new_seen(Tape *tape)
 {
     Seen *seen = PyObject_New(Seen, seen_type);
+    if (seen) {
+        seen->storage = seen->release = NULL;
+        seen->names = tape->names;
+        Py_INCREF(seen->names);
+        tape->seen++;
+    }
+    return seen;
+}
+
+static int append_tensor(Tape *tape, PyObject *list, PyObject *slot, PyObject *tensor, int is_output)
+{
+    Seen *seen = new_seen(tape);
     if (!seen)
         return FAILED;
-    seen->storage = seen->release = NULL;
-    seen->names = tape->names;
-    Py_INCREF(seen->names);
-    const int done = look(tape, seen, tensor, is_output);
+    const int done = look(tape, seen, tensor, is_output, 1);
     if (done != DONE) {
         Py_DECREF(seen);
         return done;
     }
-    tape->seen++;
     return append(list, slot, (PyObject *)seen);
 }
 
@@ -378,24 +499,31 @@ static int append_leaves(Tape *tape, PyObject *list, PyObject *slot, PyObject *v
     return done;
 }
 
+/* Return the slot of an argument by keyword, a new reference. */
+static PyObject *slot_of_keyword(Tape *tape, PyObject *name)
+{
+    PyObject *slot = PyDict_GetItemWithError(tape->keywords, name);
+    if (slot) {
+        Py_INCREF(slot);
+        return slot;
+    }
+    slot = PyErr_Occurred() ? NULL : PyUnicode_FromFormat("kwargs.%S", name);
+    if (slot && PyDict_SetItem(tape->keywords, name, slot) != 0)
+        Py_CLEAR(slot);
+    return slot;
+}
+
 static int append_keywords(Tape *tape, PyObject *list, PyObject *kwargs)
 {
     PyObject *name, *value;
     Py_ssize_t at = 0;
     int done = DONE;
     while (done == DONE && PyDict_Next(kwargs, &at, &name, &value)) {
-        PyObject *slot = PyDict_GetItemWithError(tape->keywords, name);
-        if (!slot) {
-            slot = PyErr_Occurred() ? NULL : PyUnicode_FromFormat("kwargs.%S", name);
-            if (!slot || PyDict_SetItem(tape->keywords, name, slot) != 0) {
-                Py_XDECREF(slot);
-                return FAILED;
-            }
-            Py_DECREF(slot);
-        }
+        PyObject *slot = slot_of_keyword(tape, name);
         Py_INCREF(value);
-        done = append_leaves(tape, list, slot, value, 0, 0);
+        done = slot ? append_leaves(tape, list, slot, value, 0, 0) : FAILED;
         Py_DECREF(value);
+        Py_XDECREF(slot);
     }
     return done;
 }
@@ -436,6 +564,15 @@ static int hide(Tape *tape, PyObject **context)
     return *context ? DONE : FAILED;
 }
 
+/* End what `hide` began. */
+static void show(PyObject *context)
+{
+    if (context) {
+        Py_XDECREF(PyObject_CallMethodObjArgs(context, exit_name, Py_None, Py_None, Py_None, NULL));
+        Py_DECREF(context);
+    }
+}
+
 /* Write an event. `leaves`: NULL if the call raised; takes the reference. Returns a new True or False, never an exception. */
 static PyObject *finish(Tape *tape, int done, PyObject *context, PyObject *tag, PyObject *is_end, PyObject *leaves)
 {
@@ -447,10 +584,7 @@ static PyObject *finish(Tape *tape, int done, PyObject *context, PyObject *tag, 
     Py_XDECREF(leaves);
     if (done == FAILED)
         PyErr_Clear(); /* the long way meets it, too, and reports it */
-    if (context) {
-        Py_XDECREF(PyObject_CallMethodObjArgs(context, exit_name, Py_None, Py_None, Py_None, NULL));
-        Py_DECREF(context);
-    }
+    show(context);
     return PyBool_FromLong(done == DONE);
 }
 
@@ -498,6 +632,8 @@ static PyObject *tape_end(PyObject *object, PyObject *const *given, Py_ssize_t c
     return finish(tape, done, context, given[0], Py_True, leaves);
 }
 
+#include "operators.h"
+
 /* look(tensor): what a tensor is, or None. */
 static PyObject *tape_look(PyObject *object, PyObject *tensor)
 {
@@ -525,7 +661,12 @@ static PyObject *tape_open(PyObject *object, PyObject *unused)
 static PyObject *tape_shut(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    ((Tape *)object)->owner = 0;
+    Tape *tape = (Tape *)object;
+    tape->owner = 0;
+    if (tape->room > MOST_SCRATCH) { /* of a weight, which is packed once */
+        PyMem_Free(tape->scratch);
+        tape->scratch = NULL, tape->room = 0;
+    }
     Py_RETURN_NONE;
 }
 
@@ -573,9 +714,11 @@ static int tape_init(PyObject *object, PyObject *args, PyObject *unused)
     tape->keywords = PyDict_New();
     tape->others = PyDict_New();
     tape->events = PyList_New(0);
+    tape->measured = PyDict_New();
     tape->known = PyMem_Calloc(KNOWN, sizeof(Known));
     tape->scratch = PyMem_Malloc(SCRATCH);
-    if (!tape->keywords || !tape->others || !tape->events || !tape->known || !tape->scratch) {
+    tape->room = SCRATCH;
+    if (!tape->keywords || !tape->others || !tape->events || !tape->measured || !tape->known || !tape->scratch) {
         PyErr_NoMemory();
         return -1;
     }
@@ -587,7 +730,8 @@ static void tape_dealloc(PyObject *object)
     Tape *tape = (Tape *)object;
     PyTypeObject *type = Py_TYPE(object);
     PyObject *all[] = {tape->tensor, tape->parameter, tape->plain, tape->digest, tape->release, tape->leaves,
-                       tape->other, tape->busy, tape->calm, tape->modes, tape->unseen, tape->names, tape->keywords, tape->others, tape->events};
+                       tape->other, tape->busy, tape->calm, tape->modes, tape->unseen, tape->names, tape->keywords, tape->others, tape->events,
+                       tape->operators, tape->kinds, tape->numbers, tape->lines, tape->weights, tape->measured};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         Py_XDECREF(all[i]);
     PyMem_Free(tape->known);
@@ -601,6 +745,7 @@ static PyMethodDef tape_methods[] = {
     {"begin", (PyCFunction)(void (*)(void))tape_begin, METH_FASTCALL, NULL},
     {"end", (PyCFunction)(void (*)(void))tape_end, METH_FASTCALL, NULL},
     {"look", tape_look, METH_O, NULL},
+    {"watch", (PyCFunction)(void (*)(void))tape_watch, METH_FASTCALL, NULL},
     {"open", tape_open, METH_NOARGS, NULL},
     {"shut", tape_shut, METH_NOARGS, NULL},
     {"take", tape_take, METH_NOARGS, NULL},
@@ -615,8 +760,10 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_tape", NULL, -1
 
 PyMODINIT_FUNC PyInit__tape(void)
 {
-    const char *texts[] = {"is_neg", "untyped_storage", "nbytes", "storage_offset", "_cdata", "_weak_ref", "0", "__enter__", "__exit__"};
-    PyObject **names[] = {&is_neg, &untyped_storage, &nbytes_name, &storage_offset, &cdata, &weak_ref, &zero_text, &enter_name, &exit_name};
+    const char *texts[] = {"is_neg", "untyped_storage", "nbytes", "storage_offset", "_cdata", "_weak_ref", "0", "__enter__", "__exit__",
+                           "_version", "f_back", "f_lasti", "tape", "slowly", "note_slowly", "end_slowly"};
+    PyObject **names[] = {&is_neg, &untyped_storage, &nbytes_name, &storage_offset, &cdata, &weak_ref, &zero_text, &enter_name, &exit_name,
+                           &version_name, &f_back, &f_lasti, &tape_name, &slowly, &note_slowly, &end_slowly};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (!*names[i] && !(*names[i] = PyUnicode_InternFromString(texts[i])))
             return NULL;
@@ -624,8 +771,10 @@ PyMODINIT_FUNC PyInit__tape(void)
         if (!slot_texts[i] && !(slot_texts[i] = PyUnicode_FromFormat("%d", i)))
             return NULL;
     PyObject *module = PyModule_Create(&definition), *tape = PyType_FromSpec(&tape_spec);
+    PyObject *gate = PyType_FromSpec(&gate_spec);
     seen_type = (PyTypeObject *)PyType_FromSpec(&seen_spec);
-    if (!module || !tape || !seen_type || PyModule_AddObject(module, "Tape", tape) != 0)
+    if (!module || !tape || !gate || !seen_type || PyModule_AddObject(module, "Tape", tape) != 0
+        || PyModule_AddObject(module, "Gate", gate) != 0)
         return NULL;
     Py_INCREF(seen_type);
     if (PyModule_AddObject(module, "Seen", (PyObject *)seen_type) != 0)

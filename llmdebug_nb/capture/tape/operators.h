@@ -1,0 +1,324 @@
+/* Operators on the tape: a dispatch mode in C notes what it runs, the views that it makes, and where the program calls it.
+
+   Part of tape.c. Nothing here runs code of Python, so that no interrupt and no compiler comes between; what would need it
+   goes the long way, which also makes known what was unknown: a kind of operator, a line of the program, a call stack. */
+
+enum { FRAMES = 48, PLACES = 8 };                         /* as in call_stacks.py */
+enum { ELSEWHERE, PROGRAM, MODULE_CALL, RUNNER };         /* what code is, as in call_stacks.py */
+
+#include <limits.h>
+
+static PyObject *f_back, *f_lasti, *tape_name, *slowly, *note_slowly, *end_slowly;
+
+/* Return what a dictionary has at an address, borrowed; NULL if there is nothing. */
+static PyObject *at_address(PyObject *dict, void *address)
+{
+    PyObject *key = PyLong_FromVoidPtr(address), *found = key ? PyDict_GetItemWithError(dict, key) : NULL;
+    Py_XDECREF(key);
+    return found;
+}
+
+/* Find the innermost places of the program, as ids of code and instructions in it, at most `most`. `inside`: how many of
+   them lie within the last module call. Returns how many there are, or -1 if a code is unknown. Gives new references. */
+static int places_here(Tape *tape, PyObject **places, int most, int *inside)
+{
+    PyObject *frame = (PyObject *)PyEval_GetFrame();
+    int count = 0, left = most == 1 ? INT_MAX : FRAMES;
+    *inside = 0;
+    Py_XINCREF(frame);
+    for (; frame && frame != Py_None && left > 0 && count < most; left--) {
+        PyCodeObject *code = PyFrame_GetCode((PyFrameObject *)frame);
+        PyObject *known = at_address(tape->kinds, code);
+        const long kind = known ? PyLong_AsLong(known) : -1;
+        PyObject *id = kind == PROGRAM ? PyLong_FromVoidPtr(code) : NULL;
+        PyObject *instruction = id ? PyObject_GetAttr(frame, f_lasti) : NULL;
+        Py_DECREF(code);
+        if (kind < 0 || (kind == PROGRAM && !instruction)) {
+            Py_XDECREF(id);
+            Py_DECREF(frame);
+            while (count > 0)
+                count--, Py_DECREF(places[2 * count]), Py_DECREF(places[2 * count + 1]);
+            return -1;
+        }
+        if (kind == PROGRAM)
+            places[2 * count] = id, places[2 * count + 1] = instruction, count++;
+        else if (kind == MODULE_CALL) {
+            *inside = *inside ? *inside : count;
+            left = FRAMES;
+        } else if (kind == RUNNER)
+            break;
+        PyObject *back = PyObject_GetAttr(frame, f_back);
+        Py_DECREF(frame);
+        frame = back;
+    }
+    Py_XDECREF(frame);
+    *inside = *inside ? *inside : count;
+    return count;
+}
+
+/* Look up the call stack's number, or with `innermost` the text of its innermost line. Returns a new reference. */
+static int look_around(Tape *tape, int innermost, PyObject **found)
+{
+    PyObject *places[2 * PLACES];
+    int inside = 0;
+    *found = NULL;
+    if (tape->kinds == Py_None) {
+        *found = innermost ? PyUnicode_FromString("") : Py_None;
+        if (!innermost)
+            Py_INCREF(Py_None);
+        return *found ? DONE : FAILED;
+    }
+    const int count = places_here(tape, places, innermost ? 1 : PLACES, &inside);
+    if (count < 0)
+        return PyErr_Occurred() ? FAILED : REFUSED;
+    PyObject *key = PyTuple_New(innermost ? 2 * count : 1 + 2 * count), *first = innermost ? NULL : PyLong_FromLong(inside);
+    if (key && first)
+        PyTuple_SetItem(key, 0, first);
+    for (int i = 0; i < 2 * count; i++)
+        if (key)
+            PyTuple_SetItem(key, i + !innermost, places[i]);
+        else
+            Py_DECREF(places[i]);
+    PyObject *known = NULL;
+    if (key && innermost && count == 0)
+        *found = PyUnicode_FromString("");
+    else if (key) {
+        known = PyDict_GetItemWithError(innermost ? tape->lines : tape->numbers, key);
+        *found = known && innermost ? PyTuple_GetItem(known, 0) : known;
+        Py_XINCREF(*found);
+    }
+    Py_XDECREF(key);
+    return *found ? DONE : PyErr_Occurred() ? FAILED : REFUSED;
+}
+
+static int is_tensor(Tape *tape, PyObject *value)
+{
+    PyObject *type = (PyObject *)Py_TYPE(value);
+    return type == tape->tensor || type == tape->parameter;
+}
+
+/* Tell whether a value, and all in it if it is a list, is a tensor (`tensors`) or plain. */
+static int is_all(Tape *tape, PyObject *value, int tensors)
+{
+    if (!PyList_Check(value) && !PyTuple_Check(value))
+        return tensors ? is_tensor(tape, value) : PySet_Contains(tape->plain, (PyObject *)Py_TYPE(value));
+    const Py_ssize_t count = PySequence_Size(value);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *part = PyList_Check(value) ? PyList_GetItem(value, i) : PyTuple_GetItem(value, i);
+        const int all = tensors ? is_tensor(tape, part) : PySet_Contains(tape->plain, (PyObject *)Py_TYPE(part));
+        if (all != 1)
+            return all;
+    }
+    return DONE;
+}
+
+/* Append the leaves of an argument of an operator: a list without tensors is one leaf, its text. */
+static int append_argument(Tape *tape, PyObject *list, PyObject *slot, PyObject *value)
+{
+    const int is_list = PyList_Check(value) || PyTuple_Check(value);
+    if (!is_list && !is_tensor(tape, value)) {
+        const int plain = PySet_Contains(tape->plain, (PyObject *)Py_TYPE(value));
+        PyObject *kept = plain == 1 ? value : plain == 0 ? stand_in(tape, (PyObject *)Py_TYPE(value)) : NULL;
+        Py_XINCREF(kept);
+        return append(list, slot, kept);
+    }
+    if (is_list && is_all(tape, value, 0) == 1)
+        return append(list, slot, PyObject_Str(value));
+    for (Py_ssize_t i = 0; is_list && i < PySequence_Size(value); i++) {
+        PyObject *part = PyList_Check(value) ? PyList_GetItem(value, i) : PyTuple_GetItem(value, i);
+        if (part != Py_None && !is_tensor(tape, part))
+            return REFUSED;
+    }
+    return append_leaves(tape, list, slot, value, 0, 0);
+}
+
+static int append_arguments(Tape *tape, PyObject *list, PyObject *args, PyObject *kwargs)
+{
+    int done = DONE;
+    for (Py_ssize_t i = 0; done == DONE && i < PyTuple_Size(args); i++) {
+        PyObject *slot = inner_slot(NULL, i);
+        done = slot ? append_argument(tape, list, slot, PyTuple_GetItem(args, i)) : FAILED;
+        Py_XDECREF(slot);
+    }
+    PyObject *name, *value;
+    Py_ssize_t at = 0;
+    while (done == DONE && kwargs && PyDict_Next(kwargs, &at, &name, &value)) {
+        PyObject *slot = slot_of_keyword(tape, name);
+        done = slot ? append_argument(tape, list, slot, value) : FAILED;
+        Py_XDECREF(slot);
+    }
+    return done;
+}
+
+/* Note the views in a result: pairs of a tensor and a view of it, each told by its place. */
+static int append_views(Tape *tape, PyObject *list, PyObject *base, PyObject *result)
+{
+    const int is_list = PyList_Check(result) || PyTuple_Check(result);
+    if (!is_tensor(tape, base) || is_all(tape, result, 1) != 1)
+        return REFUSED;
+    for (Py_ssize_t i = 0; i < (is_list ? PySequence_Size(result) : 1); i++) {
+        PyObject *view = !is_list ? result : PyList_Check(result) ? PyList_GetItem(result, i) : PyTuple_GetItem(result, i);
+        Seen *from = new_seen(tape), *to = new_seen(tape);
+        int done = from && to ? DONE : FAILED;
+        if (done == DONE)
+            done = look(tape, from, base, 0, 0);
+        if (done == DONE)
+            done = look(tape, to, view, 1, 0);
+        if (done == DONE && PyObject_RichCompareBool(from->storage, to->storage, Py_EQ) != 1)
+            done = REFUSED;
+        if (done == DONE)
+            done = append(list, (PyObject *)from, (Py_INCREF(to), (PyObject *)to));
+        Py_XDECREF(from);
+        Py_XDECREF(to);
+        if (done != DONE)
+            return done;
+    }
+    return DONE;
+}
+
+/* The arguments that are no tensors; NULL if one of them isn't plain. */
+static PyObject *plain_arguments(Tape *tape, PyObject *args)
+{
+    PyObject *list = PyList_New(0);
+    for (Py_ssize_t i = 0; list && i < PyTuple_Size(args); i++) {
+        PyObject *value = PyTuple_GetItem(args, i);
+        if (is_tensor(tape, value))
+            continue;
+        if (is_all(tape, value, 0) != 1 || PyList_Append(list, value) != 0)
+            Py_CLEAR(list);
+    }
+    PyObject *tuple = list ? PyList_AsTuple(list) : NULL;
+    Py_XDECREF(list);
+    return tuple;
+}
+
+/* Call a method in Python about what could not be noted after an operator has run. Takes the reference to its result. */
+static PyObject *report(PyObject *mode, PyObject *method, PyObject *operator, PyObject *args, PyObject *kwargs, PyObject *result)
+{
+    PyErr_Clear();
+    PyObject *done = PyObject_CallMethodObjArgs(mode, method, operator, args, kwargs ? kwargs : Py_None, result, NULL);
+    if (!done)
+        Py_CLEAR(result); /* an interrupt */
+    Py_XDECREF(done);
+    return result;
+}
+
+/* Append an event; takes the references to its parts. */
+static int append_event(Tape *tape, PyObject *event)
+{
+    const int done = event && PyList_Append(tape->events, event) == 0 ? DONE : FAILED;
+    Py_XDECREF(event);
+    return done;
+}
+
+/* Run an operator that makes views, and note them. */
+static PyObject *run_view(PyObject *mode, Tape *tape, PyObject *entry, PyObject *args, PyObject *kwargs, int *done)
+{
+    PyObject *source = NULL, *plain = NULL, *context = NULL, *views = NULL;
+    *done = kwargs && PyDict_Size(kwargs) ? REFUSED : look_around(tape, 1, &source);
+    if (*done == DONE)
+        *done = (plain = plain_arguments(tape, args)) ? DONE : REFUSED;
+    PyObject *result = *done == DONE ? PyObject_Call(PyTuple_GetItem(entry, 1), args, kwargs) : NULL;
+    if (result) {
+        int noted = PyTuple_Size(args) ? hide(tape, &context) : REFUSED;
+        if (noted == DONE)
+            noted = (views = PyList_New(0)) ? append_views(tape, views, PyTuple_GetItem(args, 0), result) : FAILED;
+        show(context);
+        if (noted == DONE)
+            noted = append_event(tape, PyTuple_Pack(4, PyTuple_GetItem(entry, 2), source, plain, views));
+        if (noted != DONE)
+            result = report(mode, note_slowly, PyTuple_GetItem(entry, 2), args, kwargs, result);
+    }
+    Py_XDECREF(source);
+    Py_XDECREF(plain);
+    Py_XDECREF(views);
+    return result;
+}
+
+/* Run an operator, and note its inputs and outputs. */
+static PyObject *run_operator(PyObject *mode, Tape *tape, PyObject *entry, PyObject *args, PyObject *kwargs, int *done)
+{
+    PyObject *stack = NULL, *context = NULL, *inputs = PyList_New(0), *outputs = NULL, *result = NULL;
+    PyObject *operator= PyTuple_GetItem(entry, 2), *kind, *value, *trace;
+    *done = inputs ? look_around(tape, 0, &stack) : FAILED;
+    if (*done == DONE && tape->looks_in) {
+        *done = hide(tape, &context);
+        if (*done == DONE)
+            *done = append_arguments(tape, inputs, args, kwargs);
+        show(context);
+        context = NULL;
+    }
+    if (*done == DONE) {
+        result = PyObject_Call(PyTuple_GetItem(entry, 1), args, kwargs);
+        PyErr_Fetch(&kind, &value, &trace);
+        int noted = result ? hide(tape, &context) : REFUSED;
+        if (noted == DONE)
+            noted = (outputs = PyList_New(0)) ? DONE : FAILED;
+        if (noted == DONE && tape->looks_out)
+            noted = is_all(tape, result, 1) == 1 ? append_leaves(tape, outputs, NULL, result, 1, 0) : REFUSED;
+        show(context);
+        PyErr_Clear();
+        /* None: it raised. False: its end is reported later */
+        PyObject *left = noted == DONE ? outputs : result ? Py_False : Py_None;
+        const int written = append_event(tape, PyTuple_Pack(5, operator, stack, inputs, left, Py_None));
+        PyErr_Clear();
+        PyErr_Restore(kind, value, trace);
+        if (result && (noted != DONE || written != DONE))
+            result = report(mode, end_slowly, operator, args, kwargs, result);
+    }
+    Py_XDECREF(stack);
+    Py_XDECREF(inputs);
+    Py_XDECREF(outputs);
+    return result;
+}
+
+/* __torch_dispatch__(func, types, args, kwargs) */
+static PyObject *gate_dispatch(PyObject *mode, PyObject *const *given, Py_ssize_t count)
+{
+    PyObject *object = PyObject_GetAttr(mode, tape_name), *result = NULL;
+    Tape *tape = (Tape *)object;
+    PyObject *kwargs = count == 4 && given[3] != Py_None ? given[3] : NULL;
+    int done = object && (count == 3 || count == 4) && PyTuple_Check(given[1]) && PyTuple_Check(given[2])
+                       && (!kwargs || PyDict_Check(kwargs)) && tape->operators && PyTuple_Size(given[1]) == 0
+                   ? is_open(tape)
+                   : REFUSED;
+    PyObject *entry = done == DONE ? at_address(tape->operators, given[0]) : NULL;
+    if (entry) {
+        Py_INCREF(entry);
+        result = (PyTuple_GetItem(entry, 3) == Py_True ? run_view : run_operator)(mode, tape, entry, given[2], kwargs, &done);
+        Py_DECREF(entry);
+    } else
+        done = REFUSED;
+    Py_XDECREF(object);
+    if (done == DONE)
+        return result;
+    PyErr_Clear();
+    return PyObject_CallMethodObjArgs(mode, slowly, count > 0 ? given[0] : NULL, count > 1 ? given[1] : NULL,
+                                      count > 2 ? given[2] : NULL, count > 3 ? given[3] : NULL, NULL);
+}
+
+/* watch(operators, kinds, numbers, lines, weights, looks_in, looks_out): what a gate needs to know.
+
+   `operators`: by id, the operator itself, what calls it, what names it, and whether it makes views. `kinds`: of code by id,
+   or None if no call stacks are wanted; `numbers`, `lines`: see call_stacks.py. `weights`: by storage number. */
+static PyObject *tape_watch(PyObject *object, PyObject *const *given, Py_ssize_t count)
+{
+    Tape *tape = (Tape *)object;
+    if (count != 7 || tape->operators) {
+        PyErr_SetString(PyExc_ValueError, "watch once, with 7 arguments");
+        return NULL;
+    }
+    PyObject **to[] = {&tape->operators, &tape->kinds, &tape->numbers, &tape->lines, &tape->weights};
+    for (int i = 0; i < 5; i++) {
+        Py_INCREF(given[i]);
+        *to[i] = given[i];
+    }
+    tape->looks_in = given[5] == Py_True;
+    tape->looks_out = given[6] == Py_True;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef gate_methods[] = {
+    {"__torch_dispatch__", (PyCFunction)(void (*)(void))gate_dispatch, METH_FASTCALL, NULL}, {NULL, NULL, 0, NULL}};
+static PyType_Slot gate_slots[] = {{Py_tp_methods, gate_methods}, {0, NULL}};
+static PyType_Spec gate_spec = {"_tape.Gate", 0, 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, gate_slots};

@@ -1,0 +1,267 @@
+"""Operators on the tape: what is recorded with it is what is recorded without it, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import llmdebug_nb as ld
+from llmdebug_nb.capture.operators.modes import AtenMode
+from llmdebug_nb.capture.tape import native, player
+from models import llama
+from test_tape import off, tables
+
+pytestmark = pytest.mark.skipif(native.tape(False) is None, reason="the tape was not built")
+
+
+class Views(torch.nn.Module):
+    """Makes views of all kinds, and operators that take them."""
+
+    def forward(self, x):
+        a, b = x.chunk(2, -1)
+        first, *_ = x.unbind(0)
+        y = torch.cat([a.transpose(0, 1), b.t()]).view(-1, 2).expand(2, -1, 2)
+        y = y.reshape(-1)[1::2].unsqueeze(0).squeeze(0) + first.sum()
+        y = y.as_strided((3, 2), (1, 1)) * x[:, None, :2].select(1, 0)
+        return y.flip(0).permute(1, 0).contiguous().flatten(), x.detach().diagonal().split(1)
+
+
+class Odd(torch.nn.Module):
+    """Runs what the tape does not take, and errors that the program catches."""
+
+    def forward(self, x):
+        z = torch.complex(x, x).conj().imag * 2
+        with contextlib.suppress(RuntimeError):
+            torch.mm(x, torch.ones(9, 9))
+        with contextlib.suppress(RuntimeError):
+            x.view(7, 7)
+        empty = x[:0].exp()
+        index = x.clone()
+        index[:, torch.tensor([0, 3])] = 3.0
+        values, places = torch.topk(index[0:1, [0, 2]], k=1, dim=-1, sorted=True)
+        halves = x.to(torch.float8_e4m3fn).to(torch.float32) + x.double().float()
+        x = x.clone().add_(1).clamp_(max=2.0).mul_(torch.tensor(2.0))
+        x.unsqueeze_(0).squeeze_(0)
+        if float(x.sum()) > 0 and bool(places[0] >= 0):
+            x.zero_()
+        return z, empty, values, torch.full((2, 2), 1.5, dtype=torch.bfloat16), x + halves
+
+
+class Weighted(torch.nn.Module):
+    """Has large weights, one of which it changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(4, 9000), torch.nn.Linear(9000, 4, bias=False)
+        self.table = torch.nn.Embedding(3, 9000)
+
+    def forward(self, x):
+        y = self.up(x) + self.table(torch.tensor([0, 1, 2]))
+        x = self.down(y)
+        with torch.no_grad():
+            self.up.weight += 1
+            self.down.weight.data[0, 0] = 5.0
+        return x + self.down(self.up(x)).sum(), self.up.weight[2:].sum()
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Views(), Odd(), Weighted()])
+
+    def forward(self, x):
+        results = [layer(x) for layer in self.layers for _ in range(2)]
+        with contextlib.suppress(RuntimeError):
+            self.layers[0](x[0, 0])
+        return results
+
+
+def recorded(folder, name, model, inputs=None, grad=False, **options):
+    torch.manual_seed(1)
+    inputs = torch.randn(3, 4) if inputs is None else inputs
+    options = {"mode": "module+aten", "stats_only": True, "tokens": "all", **options}
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    with torch.set_grad_enabled(grad), ld.dump(model, name=name, path=folder, **options) as run:
+        for _ in range(3):
+            model(inputs.clone())
+    model.load_state_dict(state)
+    return run
+
+
+OPTIONS = [
+    {}, {"mode": "aten"}, {"mode": "module+api+aten"}, {"grad": True}, {"sources": False},
+    {"part": "in"}, {"part": "out"}, {"apis": "add,mm,cat"}, {"apis": "!add"}, {"every": 2},
+    {"last": 2}, {"layers": "layers.1"}, {"contains": "mm"}, {"ids": "1"},
+    {"grad": True, "phase": "forward"}, {"weights": True}, {"stats_only": False}, {"time": 1},
+]  # fmt: skip
+
+
+def differences(a, b):
+    return [
+        (name, x, y) for name in a for x, y in zip(a[name], b[name], strict=False) if x != y
+    ] or [(name, len(a[name]), len(b[name])) for name in a if len(a[name]) != len(b[name])]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_with_and_without_it_all_rows_are_equal(options, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    model = Model()
+    with_it = tables(recorded(tmp_path, "with", model, **options))
+    off(monkeypatch)
+    without = tables(recorded(tmp_path, "without", model, **options))
+    assert with_it["records"]
+    assert differences(with_it, without)[:3] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_of_a_language_model_all_rows_are_equal(dtype, tmp_path, monkeypatch):
+    model, ids = llama().to(dtype), torch.tensor([[5, 7, 9, 11]])
+    with_it = tables(recorded(tmp_path, "with", model, ids))
+    off(monkeypatch)
+    without = tables(recorded(tmp_path, "without", model, ids))
+    assert len(with_it["operators"]) > 100
+    assert differences(with_it, without)[:3] == []
+
+
+def test_nearly_all_operators_and_views_are_noted(tmp_path, monkeypatch):
+    events = []
+    play = player.Player._play_events
+
+    def count(self, given):
+        every = list(given)
+        events.extend(every)
+        return play(self, iter(every))
+
+    monkeypatch.setattr(player.Player, "_play_events", count)
+    run = recorded(tmp_path, "run", llama(), torch.tensor([[5, 7, 9, 11]]))
+    operators = sum(len(event) == 5 for event in events)
+    # each kind goes the long way once, and so does each new call stack
+    assert operators > 0.6 * len(run.operators())
+    assert sum(len(event) == 4 for event in events) > 50
+
+
+class _Seen(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.names.append(torch.overrides.resolve_name(func))
+        return func(*args, **(kwargs or {}))
+
+
+class _Dispatched(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [_Seen, _Dispatched])
+def test_modes_of_the_program_see_what_they_see_without_a_recording(mode, tmp_path, monkeypatch):
+    model, ids = llama(), torch.tensor([[5, 7, 9, 11]])
+    with torch.no_grad(), mode() as plain:
+        expected = model(ids).logits
+    rows = []
+    for name in ("with", "without"):
+        if name == "without":
+            off(monkeypatch)
+        options = {"mode": "module+aten", "stats_only": True, "tokens": "all", "path": tmp_path}
+        with torch.no_grad(), mode() as seen, ld.dump(model, name=name, **options) as run:
+            seen.names.clear()
+            logits = model(ids).logits
+            names = list(seen.names)
+        assert torch.equal(logits, expected)
+        assert names == plain.names
+        rows.append(tables(run))
+    assert differences(*rows)[:3] == []
+
+
+def test_operators_of_other_threads_are_recorded_beside_those_that_are_noted(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
+    options = {"mode": "module+aten", "stats_only": True, "tokens": "all", "path": tmp_path}
+    with torch.no_grad(), ld.dump(model, name="run", **options) as run:
+        threads = [threading.Thread(target=work, args=(model,)) for _ in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    assert run.info()["complete"]
+    assert len(run.operators().query("op == 'Aten.gelu'")) == 4 * 20
+
+
+def work(model):
+    with torch.no_grad():
+        for _ in range(20):
+            model(torch.ones(2, 4))
+
+
+def test_what_an_operator_raises_reaches_the_program_with_its_inputs_recorded(tmp_path):
+    class Fails(torch.nn.Module):
+        def forward(self, x):
+            for _ in range(3):  # the first one goes the long way
+                with contextlib.suppress(RuntimeError):
+                    torch.mm(x, x)
+            return torch.mm(x, x)
+
+    model = Fails()
+
+    options = {"mode": "module+aten", "stats_only": True, "tokens": "all", "path": tmp_path}
+    with (
+        pytest.raises(RuntimeError, match="cannot be multiplied"),
+        torch.no_grad(),
+        ld.dump(model, name="run", **options),
+    ):
+        model(torch.ones(2, 3))
+    run = ld.open_run(tmp_path / "run")
+    assert run.info()["ended_by"] == "RuntimeError"
+    calls = [(each.site.call, each.site.role) for each in run.records() if each.op == "Aten.mm"]
+    assert calls == [(call, "input") for call in range(4) for _ in range(2)]
+
+
+def test_a_tape_watches_once_and_takes_no_nonsense():
+    tape = native.tape(False)
+    with pytest.raises(ValueError, match="7 arguments"):
+        tape.watch({}, None)
+    tape.watch({}, None, {}, {}, {}, True, True)
+    with pytest.raises(ValueError, match="once"):
+        tape.watch({}, None, {}, {}, {}, True, True)
+
+
+def test_calls_of_a_gate_without_a_tape_go_the_long_way():
+    class Mode(native.gate_class()):
+        tape = None
+
+        def slowly(self, *given):
+            return given
+
+    assert Mode().__torch_dispatch__(1, (), ()) == (1, (), ())
+    assert Mode().__torch_dispatch__(1, (), (), None) == (1, (), (), None)
+    assert Mode().__torch_dispatch__(1) == (1,)
+
+
+def test_neither_operators_nor_their_tensors_are_kept(tmp_path):
+    """Each is let go when the recording ends: a program may run for months."""
+    model = torch.nn.Linear(4, 4)
+    before = None
+    for _ in range(4):
+        options = {"mode": "module+aten", "stats_only": True, "tokens": "all", "path": tmp_path}
+        with torch.no_grad(), ld.dump(model, name="run", **options):
+            for _ in range(30):
+                model(torch.ones(2, 4))
+        gc.collect()
+        now = (
+            sum(type(each) is native.seen_class() for each in gc.get_objects()),
+            len([each for each in gc.get_objects() if isinstance(each, (AtenMode, torch.Tensor))]),
+        )
+        assert before is None or now == before
+        before = now
