@@ -203,6 +203,52 @@ def test_dropout_that_is_on_in_both_is_nondeterministic_and_no_bug(mode):
     assert {f.cause for f in report.findings} == {causes.NONDETERMINISTIC}
 
 
+class Dropping(torch.nn.Module):
+    """Blocks that drop something between two layers, where no module stands."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(12))
+        self.second = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(12))
+
+    def forward(self, x):
+        for first, second in zip(self.first, self.second, strict=True):
+            x = x + second(torch.nn.functional.dropout(first(x), 0.1, self.training))
+        return x
+
+
+@pytest.mark.parametrize(
+    ("seeds", "trains", "verdict"),
+    [
+        ((1, 2), (True, True), "nondeterministic"),
+        ((1, 1), (True, True), "match"),
+        ((1, 2), (True, False), "diverged"),  # one of them draws nothing: that is a difference
+        ((1, 2), (False, False), "match"),
+    ],
+)
+def test_modules_that_draw_other_numbers_tell_nothing_of_their_code(seeds, trains, verdict):
+    torch.manual_seed(0)
+    model, runs = Dropping(), []
+    for name, seed, train in zip(("golden", "mine"), seeds, trains, strict=True):
+        work = lambda m: m(torch.ones(3, 8))  # noqa: E731
+        runs.append(record(model.train(train), name, "module", work, seed=seed))
+    report = ld.compare(*runs)
+    assert report.verdict == verdict
+    if verdict == "nondeterministic":
+        (finding,) = report.findings
+        assert "both programs draw random numbers in this step" in finding.evidence
+        assert "Call ld.seed_all in both programs" in str(report)
+
+
+def test_what_a_step_drew_from_is_recorded_only_where_it_drew():
+    model = Dropping()
+    run = record(model.eval(), "eval", "module", lambda m: m(torch.ones(3, 8)))
+    assert run.index.scalars(role="generator") == []
+    run = record(model.train(), "train", "module", lambda m: [m(torch.ones(3, 8)) for _ in "ab"])
+    first, second = run.index.scalars(role="generator")
+    assert first.value != second.value
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("weights", [False, True])
 def test_another_weight_is_named_without_weights_in_the_dump(mode, weights):

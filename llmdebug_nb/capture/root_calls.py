@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
+from llmdebug_nb.capture import generators
+from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.compat.torch_modes import Mode
 from llmdebug_nb.capture.hooks import autograd
@@ -15,6 +17,7 @@ from llmdebug_nb.capture.hooks.inspection import attributes_of, weights_of
 from llmdebug_nb.capture.hooks.modules import Args, HookedModule, Kwargs, Root
 from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.core import interrupts
+from llmdebug_nb.core.determinism import GENERATOR
 
 
 class RootCalls:
@@ -60,6 +63,7 @@ class RootCalls:
             parts.profile.root_begins(call.index, self.thread.step_key, recording)
         if recording:
             self._record_weights(root)
+            self.thread.drawn_from = generators.state()
 
     def leave(self, entry: HookedModule) -> None:
         """Leave an entry module: the outermost one ends the root call."""
@@ -72,6 +76,10 @@ class RootCalls:
         if parts.profile is not None:
             parts.profile.ends_here()
         self.observer.end_root_call()
+        if recorded and self.thread.drawn_from != generators.state():
+            call = OpenCall(entry.path, entry.op, "module", entry.path, 0, self.thread.root_call)
+            drawn = [("before", self.thread.drawn_from)]
+            parts.recorder.record_texts(call, GENERATOR, drawn)
         self.thread.end()
         if recorded:
             parts.commit()

@@ -177,6 +177,10 @@ def threads(count: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
+# the role of the state that the random numbers of a step were drawn from
+GENERATOR = "generator"
+
+
 def random_state() -> Callable[[], None]:
     """Return a function that sets all random numbers back to where they are now.
 

@@ -319,10 +319,11 @@ class Judge:
             cause = causes.SCALAR
         if cause == causes.INTRODUCED and self._earlier(holder):
             cause = causes.CARRIED_OVER
-        here = f"in {holder.path or 'the model'}"
-        return replace(
-            b, cause=cause, evidence=f"{here}: {evidence}; {clauses.of_difference(b.row)}"
-        )
+        drawn = verify.by_chance(holder, self.runs) if cause == causes.INTRODUCED else None
+        if drawn is not None and holder.path not in self.calls.operated:
+            cause, evidence = causes.NONDETERMINISTIC, f"{drawn.words}; {evidence}"
+        evidence = f"in {holder.path or 'the model'}: {evidence}; {clauses.of_difference(b.row)}"
+        return replace(b, cause=cause, evidence=evidence)
 
     def by_setting(self, call: ComparedCall) -> Blamed | None:
         """Blame a difference that is visible without computing.
@@ -368,13 +369,14 @@ class Judge:
         if suspect.is_rewritten:
             inputs = f"it is a {golden} in golden and a {mine} in mine; {inputs}"
         evidence = f"{inputs}; {clauses.of_difference(row)}"
-        if self._tested >= constants.SUSPECTS_REPLAYED or row.verdict != "diverged":
+        late = self._tested >= constants.SUSPECTS_REPLAYED
+        test = verify.by_chance if late else verify.test
+        tested = test(suspect, self.runs) if row.verdict == "diverged" else None
+        if tested is None:
             return Blamed(suspect, cause, evidence, row)
         self._tested += 1
-        tested = verify.test(suspect, self.runs)
         if tested.kind == verify.RANDOM:
-            words = f"{tested.words}, and nothing else differs between the runs"
-            return Blamed(suspect, causes.NONDETERMINISTIC, words, row)
+            return Blamed(suspect, causes.NONDETERMINISTIC, tested.words, row)
         if tested.kind == verify.PASSES_ON:
             source = None if self.made else self._before(suspect)
             return source or Blamed(suspect, causes.INHERITED, f"{tested.words}; {evidence}", row)

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from llmdebug_nb.core.determinism import GENERATOR
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.opchecks import GAP, STATISTICS
 from llmdebug_nb.core.opened_run import OpenedRun, ScalarRow
@@ -37,6 +38,7 @@ class Side:
         execute: Callable[[Task], Results] = execution.run,
     ) -> None:
         self.run, self.kernels, self.execute = run, kernels, execute
+        self._drawn: dict[tuple[int, int], list[str | None]] = {}
         self._steps: dict[tuple[int, int, str], dict[tuple[str, str, int], dict[str, Scalar]]] = {}
 
     def records(self, key: CallKey, role: str) -> list[Record]:
@@ -65,6 +67,14 @@ class Side:
                 call = row.phase or "forward", row.path, row.call
                 calls.setdefault(call, {})[row.slot] = _scalar(row)
         return self._steps[step].get((key.phase, key.path, key.call), {})
+
+    def drawn_from(self, step: tuple[int, int]) -> list[str | None]:
+        """Return the states that a generation and step drew random numbers from; empty: none."""
+        if step not in self._drawn:
+            generation, number = step
+            rows = self.run.index.scalars(generation=generation, step=number, role=GENERATOR)
+            self._drawn[step] = [row.value for row in rows]
+        return self._drawn[step]
 
     @cached_property
     def nodes(self) -> dict[str, Node]:
@@ -121,6 +131,12 @@ class Runs:
     golden_module: Callable[[str], torch.nn.Module | None] = field(default=lambda path: None)
     grafted: Collection[int] = frozenset()
     _same_class: dict[str, bool] = field(default_factory=dict, init=False, repr=False)
+
+    def drew_others(self, key: CallKey) -> bool:
+        """Tell whether both draw random numbers in the step of a call, and not the same ones."""
+        step = key.generation, key.step
+        golden, mine = self.golden.drawn_from(step), self.mine.drawn_from(step)
+        return bool(golden and mine) and golden != mine
 
     def same_code(self, golden: Record, mine: Record) -> bool:
         """Tell whether the same code made two tensors: one operator, in one class of module.

@@ -24,7 +24,9 @@ _MADE = {
     causes.WEIGHT: "The error is made in {where}, by a different weight and not by its code",
     causes.SCALAR: "The error is made in {where}, by a different setting and not by its code",
     causes.OTHER_OPS: "The error is made at {where}, as the two programs call other operators",
-    causes.NONDETERMINISTIC: "There is no error in {where}, but its result changes from run to run",
+    causes.NONDETERMINISTIC: (
+        "The result of {where} changes from run to run, which hides whether there is an error"
+    ),
     causes.NEAR_TIE: "There is no error in {where}",
     causes.OVERFLOW: "The error is made in {where}, where values overflow",
     causes.OTHER_TOKEN: "The error comes from the previous step, which chose another token",

@@ -28,15 +28,30 @@ class Tested:
     score: float = 0.0
 
 
-_TWICE = Tested(RANDOM, "two calls on the same inputs give two results")
+_TWICE = Tested(
+    RANDOM,
+    "two calls on the same inputs give two results, and nothing else differs between the runs",
+)
+
+
+_DRAWN = Tested(RANDOM, "both programs draw random numbers in this step, and not the same ones")
 
 
 def test(call: ComparedCall, runs: Runs) -> Tested:
-    """Replay an operator on its own inputs, or run mine's module on golden's inputs."""
+    """Replay an operator on its own inputs, or run mine's module on golden's inputs.
+
+    Where that tells nothing, a module may differ by the random numbers that it draws.
+    """
     try:
-        return _operator(call, runs) if call.is_operator else _module(call, runs)
+        tested = _operator(call, runs) if call.is_operator else _module(call, runs)
     except CannotReplay as why:
-        return Tested(UNKNOWN, str(why))
+        tested = Tested(UNKNOWN, str(why))
+    return (by_chance(call, runs) or tested) if tested.kind == UNKNOWN else tested
+
+
+def by_chance(call: ComparedCall, runs: Runs) -> Tested | None:
+    """Return why a module may differ by the random numbers in it alone; None if not."""
+    return None if call.is_operator or not runs.drew_others(call.key) else _DRAWN
 
 
 def passes_on(call: ComparedCall, runs: Runs) -> bool:
