@@ -246,7 +246,58 @@ def test_what_a_step_drew_from_is_recorded_only_where_it_drew():
     assert run.index.scalars(role="generator") == []
     run = record(model.train(), "train", "module", lambda m: [m(torch.ones(3, 8)) for _ in "ab"])
     first, second = run.index.scalars(role="generator")
-    assert first.value != second.value
+    assert first.slot == second.slot == "cpu"
+    before, after = first.value.split()
+    assert before != after
+    assert second.value.startswith(f"{after} ")
+
+
+@pytest.mark.parametrize("seeds", [(1, 2), (1, 1)])
+def test_a_bug_beside_random_numbers_is_blamed_in_a_model_that_does_not_train(seeds):
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+            self.act = torch.nn.functional.gelu
+
+        def forward(self, x):
+            return x + self.down(self.act(self.up(x)))
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = torch.nn.ModuleList(Block() for _ in range(4))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            torch.rand(1)  # as sampling does
+            return x
+
+    torch.manual_seed(0)
+    model, runs = Net().eval(), []
+    for name, seed in zip(("golden", "mine"), seeds, strict=True):
+        runs.append(record(model, name, "module", lambda m: m(torch.ones(3, 8)), seed=seed))
+        model.blocks[1].act = torch.nn.functional.relu
+    report = ld.compare(*runs)
+    assert report.verdict == "diverged"
+    assert report.findings[0].path == "blocks.1"
+
+
+def test_a_step_that_sets_its_generator_draws_the_same_numbers_from_any_state():
+    class Sets(Dropping):
+        def forward(self, x):
+            torch.manual_seed(7)
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    model, runs = Sets(), []
+    for seed, name in enumerate(("golden", "mine")):
+        runs.append(record(model, name, "module", lambda m: m(torch.ones(3, 8)), seed=seed))
+        with torch.no_grad():
+            model.first[3].weight *= 1.5
+    report = ld.compare(*runs)
+    assert report.verdict == "diverged"
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections.abc
 import contextlib
 import gc
+import signal
 import threading
 
 import pytest
@@ -12,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import llmdebug_nb as ld
+from llmdebug_nb.capture.operators import call_stacks
 from llmdebug_nb.capture.operators.modes import AtenMode
 from llmdebug_nb.capture.tape import native, player
 from models import llama
@@ -70,10 +73,51 @@ class Weighted(torch.nn.Module):
         return x + self.down(self.up(x)).sum(), self.up.weight[2:].sum()
 
 
+class Own(torch.nn.Parameter):
+    """A class of weights, as engines have them: its operators are those of any tensor."""
+
+
+class Replaced(torch.nn.Module):
+    """Its weight gets other memory in each step; another one is of a class of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4, 20_000))
+        self.own = Own(torch.ones(4, 2))
+
+    def forward(self, x):
+        result = (x @ self.weight).sum() + x @ self.own
+        values = self.weight.data.numpy().copy()
+        values[0, 3] += 1
+        self.weight.data = torch.from_numpy(values)
+        return result
+
+
+class Differentiated(torch.nn.Module):
+    """Differentiates inside of a forward pass, with gradients off around it."""
+
+    def forward(self, x):
+        inner = torch.func.grad(lambda a: (a * a).sum())(x)
+        with torch.enable_grad():
+            y = x.clone().requires_grad_()
+            (found,) = torch.autograd.grad((y * y).sum(), y)
+        return inner + found + torch.vmap(lambda a: a * 2)(x)
+
+
+class Executed(torch.nn.Module):
+    """Runs code that is compiled anew in each step, as a cell of a notebook is."""
+
+    def forward(self, x):
+        names = {"x": x}
+        exec(compile("y = x.exp()\ny = y + 1", "made.py", "exec"), names)
+        return names["y"]
+
+
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = torch.nn.ModuleList([Views(), Odd(), Weighted()])
+        parts = [Views(), Odd(), Weighted(), Replaced(), Differentiated(), Executed()]
+        self.layers = torch.nn.ModuleList(parts)
 
     def forward(self, x):
         results = [layer(x) for layer in self.layers for _ in range(2)]
@@ -230,11 +274,11 @@ def test_what_an_operator_raises_reaches_the_program_with_its_inputs_recorded(tm
 
 def test_a_tape_watches_once_and_takes_no_nonsense():
     tape = native.tape(False)
-    with pytest.raises(ValueError, match="7 arguments"):
+    with pytest.raises(ValueError, match="8 arguments"):
         tape.watch({}, None)
-    tape.watch({}, None, {}, {}, {}, True, True)
+    tape.watch({}, None, {}, {}, {}, None, True, True)
     with pytest.raises(ValueError, match="once"):
-        tape.watch({}, None, {}, {}, {}, True, True)
+        tape.watch({}, None, {}, {}, {}, None, True, True)
 
 
 def test_calls_of_a_gate_without_a_tape_go_the_long_way():
@@ -265,3 +309,71 @@ def test_neither_operators_nor_their_tensors_are_kept(tmp_path):
         )
         assert before is None or now == before
         before = now
+
+
+def test_code_that_is_compiled_anew_is_one_place_and_is_noted(tmp_path, monkeypatch):
+    events, kinds = [], []
+    play, of = player.Player._play_events, call_stacks.CallStacks.of.__func__
+
+    def count(self, given):
+        every = list(given)
+        events.extend(every)
+        return play(self, iter(every))
+
+    def keep(cls, recorder):
+        kinds.append(of(cls, recorder))
+        return kinds[-1]
+
+    monkeypatch.setattr(player.Player, "_play_events", count)
+    monkeypatch.setattr(call_stacks.CallStacks, "of", classmethod(keep))
+    options = {"mode": "module+aten", "stats_only": True, "tokens": "all", "path": tmp_path}
+    sizes = []
+    model = torch.nn.Sequential(Executed())
+    with torch.no_grad(), ld.dump(model, name="more", **options) as run:
+        for _ in range(40):
+            model(torch.ones(2))
+            stacks = kinds[-1]
+            sizes.append((len(stacks.numbers), len(stacks.lines), len(stacks.kinds.codes)))
+    assert sizes[2] == sizes[-1]
+    assert len(run.operators()) == 80
+    # the first operator of new code goes the long way, which makes the code known
+    assert sum(len(event) == 5 for event in events) >= 35
+
+
+def test_an_interrupt_while_it_looks_into_an_object_reaches_the_program(tmp_path):
+    class Cache(collections.abc.Mapping):
+        """Its keys take as long as they need to be interrupted in."""
+
+        def __getitem__(self, name):
+            return torch.ones(2)
+
+        def __len__(self):
+            return 1
+
+        def __iter__(self):
+            yield "key"
+            if armed:
+                armed.clear()
+                signal.raise_signal(signal.SIGINT)
+
+    class Layer(torch.nn.Module):
+        def forward(self, x, cache):
+            return x + 1
+
+    class Outer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = Layer()
+
+        def forward(self, x, cache):
+            return self.layer(x, cache)
+
+    armed, model = [], Outer()
+    options = {"stats_only": True, "tokens": "all", "path": tmp_path}
+    with torch.no_grad(), ld.dump(model, name="run", **options) as run:
+        model(torch.ones(2), Cache())
+        armed.append(True)
+        with pytest.raises(KeyboardInterrupt):
+            model(torch.ones(2), Cache())
+        model(torch.ones(2), Cache())
+    assert run.info()["complete"]

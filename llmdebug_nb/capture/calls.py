@@ -119,7 +119,7 @@ class ThreadState(threading.local):
     recorded and is over. ``root_call``, ``step``: of the current or last root call.
     ``root``: path of its root. ``open_calls``: calls under way, outermost first.
     ``last_output``: of a module inside the root, if only logits are recorded.
-    ``drawn_from``: the state of random numbers when the recorded root call began.
+    ``generators``: their states when the recorded root call began.
     ``in_scope``: between the first and the last call of the option ``scope``.
     """
 
@@ -131,7 +131,7 @@ class ThreadState(threading.local):
         self.open_calls: list[OpenCall] = []
         self.last_output: tuple[OpenCall, object] | None = None
         self.in_scope = False
-        self.drawn_from = ""
+        self.generators: dict[str, str] = {}
         self._step_key: StepKey | None = None
         self._numbers = _Numbers()
 

@@ -9,11 +9,22 @@ import torch
 
 from llmdebug_nb.core.kernels.fingerprint import fingerprint
 
+States = dict[str, str]  # fingerprints, by device
 
-def state() -> str:
-    """Return a fingerprint of the states of torch's generators, on all devices in use."""
-    states = [torch.default_generator.get_state()]
+
+def states() -> States:
+    """Return the states of torch's generators, on all devices in use."""
+    found = {"cpu": torch.default_generator}
     # no state can be read while a graph of kernels is captured
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
-        states += [each.get_state() for each in torch.cuda.default_generators]
-    return fingerprint(b"".join(each.numpy().tobytes() for each in states))
+        found |= {str(each.device): each for each in torch.cuda.default_generators}
+    return {name: fingerprint(each.get_state().numpy().tobytes()) for name, each in found.items()}
+
+
+def moved(before: States, after: States) -> list[tuple[str, str]]:
+    """Return the devices whose generator was drawn from or set, with both states as a text."""
+    return [
+        (name, f"{state} {after[name]}")
+        for name, state in before.items()
+        if name in after and after[name] != state
+    ]

@@ -63,7 +63,7 @@ class RootCalls:
             parts.profile.root_begins(call.index, self.thread.step_key, recording)
         if recording:
             self._record_weights(root)
-            self.thread.drawn_from = generators.state()
+            self.thread.generators = generators.states()
 
     def leave(self, entry: HookedModule) -> None:
         """Leave an entry module: the outermost one ends the root call."""
@@ -76,10 +76,10 @@ class RootCalls:
         if parts.profile is not None:
             parts.profile.ends_here()
         self.observer.end_root_call()
-        if recorded and self.thread.drawn_from != generators.state():
+        moved = generators.moved(self.thread.generators, generators.states()) if recorded else []
+        if moved:
             call = OpenCall(entry.path, entry.op, "module", entry.path, 0, self.thread.root_call)
-            drawn = [("before", self.thread.drawn_from)]
-            parts.recorder.record_texts(call, GENERATOR, drawn)
+            parts.recorder.record_texts(call, GENERATOR, moved)
         self.thread.end()
         if recorded:
             parts.commit()

@@ -177,7 +177,7 @@ def threads(count: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-# the role of the state that the random numbers of a step were drawn from
+# the role of the states of a generator before a step that draws from it, and after it
 GENERATOR = "generator"
 
 

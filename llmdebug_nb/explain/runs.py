@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,7 +39,7 @@ class Side:
         execute: Callable[[Task], Results] = execution.run,
     ) -> None:
         self.run, self.kernels, self.execute = run, kernels, execute
-        self._drawn: dict[tuple[int, int], list[str | None]] = {}
+        self._drawn: dict[tuple[int, int], dict[tuple[int, str], str | None]] = {}
         self._steps: dict[tuple[int, int, str], dict[tuple[str, str, int], dict[str, Scalar]]] = {}
 
     def records(self, key: CallKey, role: str) -> list[Record]:
@@ -68,12 +69,18 @@ class Side:
                 calls.setdefault(call, {})[row.slot] = _scalar(row)
         return self._steps[step].get((key.phase, key.path, key.call), {})
 
-    def drawn_from(self, step: tuple[int, int]) -> list[str | None]:
-        """Return the states that a generation and step drew random numbers from; empty: none."""
+    def drawn_from(self, step: tuple[int, int]) -> dict[tuple[int, str], str | None]:
+        """Return the states of generators that a generation and step drew from.
+
+        By number, as a step may have several root calls, and by device.
+        """
         if step not in self._drawn:
             generation, number = step
-            rows = self.run.index.scalars(generation=generation, step=number, role=GENERATOR)
-            self._drawn[step] = [row.value for row in rows]
+            found = self._drawn[step] = {}
+            counts = Counter[str]()
+            for row in self.run.index.scalars(generation=generation, step=number, role=GENERATOR):
+                found[counts[row.slot], row.slot] = row.value
+                counts[row.slot] += 1
         return self._drawn[step]
 
     @cached_property
@@ -133,10 +140,23 @@ class Runs:
     _same_class: dict[str, bool] = field(default_factory=dict, init=False, repr=False)
 
     def drew_others(self, key: CallKey) -> bool:
-        """Tell whether both draw random numbers in the step of a call, and not the same ones."""
+        """Tell whether both draw random numbers in the step of a call, and not the same ones.
+
+        A program that sets its generator in the step draws the same from wherever it was.
+        """
         step = key.generation, key.step
         golden, mine = self.golden.drawn_from(step), self.mine.drawn_from(step)
-        return bool(golden and mine) and golden != mine
+        for place in golden.keys() & mine.keys():
+            states = [(side[place] or "").split() for side in (golden, mine)]
+            if all(a != b for a, b in zip(*states, strict=False)):
+                return True
+        return False
+
+    def trains(self, golden: CallKey | None, mine: CallKey | None) -> bool:
+        """Tell whether two modules are in training mode, in which modules draw random numbers."""
+        keys = zip((self.golden, self.mine), (golden, mine), strict=True)
+        modes = [side.attributes.get(key.path, {}).get("training") for side, key in keys if key]
+        return bool(modes) and all(mode is not None and mode[1] == "True" for mode in modes)
 
     def same_code(self, golden: Record, mine: Record) -> bool:
         """Tell whether the same code made two tensors: one operator, in one class of module.

@@ -51,7 +51,8 @@ def test(call: ComparedCall, runs: Runs) -> Tested:
 
 def by_chance(call: ComparedCall, runs: Runs) -> Tested | None:
     """Return why a module may differ by the random numbers in it alone; None if not."""
-    return None if call.is_operator or not runs.drew_others(call.key) else _DRAWN
+    may = not call.is_operator and runs.trains(call.golden, call.mine)
+    return _DRAWN if may and runs.drew_others(call.key) else None
 
 
 def passes_on(call: ComparedCall, runs: Runs) -> bool:

@@ -307,12 +307,8 @@ def with_engine(wrap: Callable[[Function], Function]) -> Undo:
     return lambda: setattr(torch.autograd, name, original)
 
 
-_sequence_nr: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
-
-
-def autograd_clock() -> int:
-    """Return this thread's count of autograd nodes: the sequence number of the next one."""
-    return _sequence_nr()
+# this thread's count of autograd nodes: the sequence number of the next one
+autograd_clock: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 
 def clock_of(node: AutogradNode) -> int:

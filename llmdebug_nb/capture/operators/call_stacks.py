@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING
@@ -21,13 +22,12 @@ from llmdebug_nb.core.records import Frame
 if TYPE_CHECKING:
     from llmdebug_nb.capture.recorder import Recorder
 
-_DEPTH = 48  # frames looked at in each module call
 _KEPT = 8  # frames of the program that are kept, innermost first
 # frames of hooks, modes and module calls are no part of the program
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 _runners: set[CodeType] = set()  # code of ours that runs the program
-_ELSEWHERE, _PROGRAM, _MODULE_CALL, _RUNNER = range(4)  # what code is
+_ELSEWHERE, _MODULE_CALL, _RUNNER = range(3)  # what code is, if it is not of the program
 
 
 def ends_stacks(runner: CodeType) -> None:
@@ -41,24 +41,34 @@ def ends_stacks(runner: CodeType) -> None:
 class _Kinds(dict[int, int]):
     """What code is, by its id: to hash code takes as long as a kernel.
 
-    ``of(code)`` decides it once. ``codes``: those that were met, which so stay alive.
+    Code of the program has the id of the first code that is equal to it: a cell that runs again is
+    compiled again. ``of(code)`` decides it once. ``codes``: those first ones, by id.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.codes: dict[int, CodeType] = {}
+        self._first: dict[tuple[CodeType, str], int] = {}  # equal code may stand in two files
+        self._alive: dict[int, weakref.ref[CodeType]] = {}
 
     def of(self, code: CodeType) -> int:
-        self.codes[id(code)] = code
-        kind = _ELSEWHERE
+        known, kind = id(code), _ELSEWHERE
         if not code.co_filename.startswith((PACKAGE, _TORCH)):
-            kind = _PROGRAM
+            kind = self._first.setdefault((code, code.co_filename), known)
+            if kind == known:
+                self.codes[known] = code
         elif code is MODULE_CALL:
             kind = _MODULE_CALL
         elif code in _runners:
             kind = _RUNNER
-        self[id(code)] = kind
+        self._alive[known] = weakref.ref(code, lambda _: self._forget(known))
+        self[known] = kind
         return kind
+
+    def _forget(self, known: int) -> None:
+        """Forget code that is gone: another one may get its id."""
+        self.pop(known, None)
+        self._alive.pop(known, None)
 
 
 class CallStacks:
@@ -110,8 +120,8 @@ class CallStacks:
             code = frame.f_code
             kind = kinds.get(id(code))
             kind = kinds.of(code) if kind is None else kind
-            if kind == _PROGRAM:
-                return self._line(id(code), frame.f_lasti)
+            if kind > _RUNNER:
+                return self._line(kind, frame.f_lasti)
             frame = None if kind == _RUNNER or code is outside else frame.f_back
         return "", ""
 
@@ -123,22 +133,19 @@ class CallStacks:
         """
         kinds = self.kinds
         places: list[int] = []
-        inside, left = 0, _DEPTH
-        while frame is not None and left:
+        inside = 0
+        while frame is not None and len(places) < 2 * _KEPT:
             code = frame.f_code
-            known = id(code)
-            kind = kinds.get(known)
+            kind = kinds.get(id(code))
             if kind is None:
                 kind = kinds.of(code)
-            if kind == _PROGRAM:
-                places += known, frame.f_lasti
-                if len(places) == 2 * _KEPT:
-                    break
+            if kind > _RUNNER:
+                places += kind, frame.f_lasti
             elif kind == _MODULE_CALL:
-                inside, left = inside or len(places) // 2, _DEPTH
+                inside = inside or len(places) // 2
             elif kind == _RUNNER:
                 break
-            frame, left = frame.f_back, left - 1
+            frame = frame.f_back
         return (inside or len(places) // 2, *places)
 
     def _line(self, known: int, instruction: int) -> tuple[str, str]:

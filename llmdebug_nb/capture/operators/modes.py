@@ -243,11 +243,11 @@ class NotingMode(_Gate, AtenMode):  # type: ignore[misc, no-untyped-call]
 
     def _may_be_noted(self, func: Callable[..., object]) -> bool:
         """Tell whether an operator runs no code of Python, and has a result or makes views."""
+        if not isinstance(func, torch_modes.OpOverload) or func.namespace != "aten":
+            return False
         operator = self._kinds.aten(func)
         return (
-            isinstance(func, torch_modes.OpOverload)
-            and func.namespace == "aten"
-            and operator is not None
+            operator is not None
             and operator.name != READS
             and (operator.rearranges or (operator.wanted and bool(func._schema.returns)))
             and not torch_modes.is_composite(func)

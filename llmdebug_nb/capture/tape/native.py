@@ -92,7 +92,8 @@ class Tape(Protocol[T]):
     def watch(
         self, operators: dict[int, Known], kinds: Mapping[int, int] | None,
         numbers: Mapping[tuple[int, ...], int], lines: Mapping[tuple[int, int], tuple[str, str]],
-        weights: Mapping[int, object], looks_in: bool, looks_out: bool, /,
+        weights: Mapping[int, object], clock: Callable[[], int] | None,
+        looks_in: bool, looks_out: bool, /,
     ) -> None: ...  # fmt: skip
     def open(self) -> None: ...
     def shut(self) -> None: ...

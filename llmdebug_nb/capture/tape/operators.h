@@ -3,10 +3,8 @@
    Part of tape.c. Nothing here runs code of Python, so that no interrupt and no compiler comes between; what would need it
    goes the long way, which also makes known what was unknown: a kind of operator, a line of the program, a call stack. */
 
-enum { FRAMES = 48, PLACES = 8 };                         /* as in call_stacks.py */
-enum { ELSEWHERE, PROGRAM, MODULE_CALL, RUNNER };         /* what code is, as in call_stacks.py */
-
-#include <limits.h>
+enum { PLACES = 8 };                       /* as in call_stacks.py */
+enum { ELSEWHERE, MODULE_CALL, RUNNER };   /* what code is, as in call_stacks.py; what is more is the id of code of the program */
 
 static PyObject *f_back, *f_lasti, *tape_name, *slowly, *note_slowly, *end_slowly;
 
@@ -23,37 +21,37 @@ static PyObject *at_address(PyObject *dict, void *address)
 static int places_here(Tape *tape, PyObject **places, int most, int *inside)
 {
     PyObject *frame = (PyObject *)PyEval_GetFrame();
-    int count = 0, left = most == 1 ? INT_MAX : FRAMES;
+    int count = 0, done = DONE;
     *inside = 0;
     Py_XINCREF(frame);
-    for (; frame && frame != Py_None && left > 0 && count < most; left--) {
+    while (frame && frame != Py_None && done == DONE && count < most) {
         PyCodeObject *code = PyFrame_GetCode((PyFrameObject *)frame);
-        PyObject *known = at_address(tape->kinds, code);
-        const long kind = known ? PyLong_AsLong(known) : -1;
-        PyObject *id = kind == PROGRAM ? PyLong_FromVoidPtr(code) : NULL;
-        PyObject *instruction = id ? PyObject_GetAttr(frame, f_lasti) : NULL;
+        PyObject *known = at_address(tape->kinds, code), *back = NULL;
+        const long long kind = known ? PyLong_AsLongLong(known) : -1;
         Py_DECREF(code);
-        if (kind < 0 || (kind == PROGRAM && !instruction)) {
-            Py_XDECREF(id);
-            Py_DECREF(frame);
-            while (count > 0)
-                count--, Py_DECREF(places[2 * count]), Py_DECREF(places[2 * count + 1]);
-            return -1;
-        }
-        if (kind == PROGRAM)
-            places[2 * count] = id, places[2 * count + 1] = instruction, count++;
-        else if (kind == MODULE_CALL) {
+        if (kind < 0)
+            done = REFUSED;
+        else if (kind > RUNNER) {
+            PyObject *instruction = PyObject_GetAttr(frame, f_lasti);
+            if (instruction) {
+                Py_INCREF(known);
+                places[2 * count] = known, places[2 * count + 1] = instruction, count++;
+            } else
+                done = FAILED;
+        } else if (kind == MODULE_CALL)
             *inside = *inside ? *inside : count;
-            left = FRAMES;
-        } else if (kind == RUNNER)
+        else if (kind == RUNNER)
             break;
-        PyObject *back = PyObject_GetAttr(frame, f_back);
+        if (done == DONE && !(back = PyObject_GetAttr(frame, f_back)))
+            done = FAILED;
         Py_DECREF(frame);
         frame = back;
     }
     Py_XDECREF(frame);
+    while (done != DONE && count > 0)
+        count--, Py_DECREF(places[2 * count]), Py_DECREF(places[2 * count + 1]);
     *inside = *inside ? *inside : count;
-    return count;
+    return done == DONE ? count : -1;
 }
 
 /* Look up the call stack's number, or with `innermost` the text of its innermost line. Returns a new reference. */
@@ -71,9 +69,12 @@ static int look_around(Tape *tape, int innermost, PyObject **found)
     const int count = places_here(tape, places, innermost ? 1 : PLACES, &inside);
     if (count < 0)
         return PyErr_Occurred() ? FAILED : REFUSED;
-    PyObject *key = PyTuple_New(innermost ? 2 * count : 1 + 2 * count), *first = innermost ? NULL : PyLong_FromLong(inside);
+    PyObject *first = innermost ? NULL : PyLong_FromLong(inside);
+    PyObject *key = innermost || first ? PyTuple_New(innermost ? 2 * count : 1 + 2 * count) : NULL;
     if (key && first)
         PyTuple_SetItem(key, 0, first);
+    else
+        Py_XDECREF(first);
     for (int i = 0; i < 2 * count; i++)
         if (key)
             PyTuple_SetItem(key, i + !innermost, places[i]);
@@ -117,6 +118,8 @@ static int append_argument(Tape *tape, PyObject *list, PyObject *slot, PyObject 
 {
     const int is_list = PyList_Check(value) || PyTuple_Check(value);
     if (!is_list && !is_tensor(tape, value)) {
+        if (PyObject_IsInstance(value, tape->tensor))
+            return REFUSED; /* of another class */
         const int plain = PySet_Contains(tape->plain, (PyObject *)Py_TYPE(value));
         PyObject *kept = plain == 1 ? value : plain == 0 ? stand_in(tape, (PyObject *)Py_TYPE(value)) : NULL;
         Py_XINCREF(kept);
@@ -195,7 +198,7 @@ static PyObject *plain_arguments(Tape *tape, PyObject *args)
 /* Call a method in Python about what could not be noted after an operator has run. Takes the reference to its result. */
 static PyObject *report(PyObject *mode, PyObject *method, PyObject *operator, PyObject *args, PyObject *kwargs, PyObject *result)
 {
-    PyErr_Clear();
+    forget_error();
     PyObject *done = PyObject_CallMethodObjArgs(mode, method, operator, args, kwargs ? kwargs : Py_None, result, NULL);
     if (!done)
         Py_CLEAR(result); /* an interrupt */
@@ -235,12 +238,26 @@ static PyObject *run_view(PyObject *mode, Tape *tape, PyObject *entry, PyObject 
     return result;
 }
 
+/* Refuse an operator that has just made a node of autograd, where gradients are recorded: it is paired with its gradient. */
+static int made_no_node(Tape *tape)
+{
+    if (tape->clock == Py_None)
+        return DONE;
+    PyObject *answer = PyObject_CallNoArgs(tape->clock);
+    const int64_t nodes = answer ? PyLong_AsLongLong(answer) : -1, before = tape->nodes;
+    Py_XDECREF(answer);
+    tape->nodes = nodes;
+    return !answer ? FAILED : nodes == before ? DONE : REFUSED;
+}
+
 /* Run an operator, and note its inputs and outputs. */
 static PyObject *run_operator(PyObject *mode, Tape *tape, PyObject *entry, PyObject *args, PyObject *kwargs, int *done)
 {
     PyObject *stack = NULL, *context = NULL, *inputs = PyList_New(0), *outputs = NULL, *result = NULL;
     PyObject *operator= PyTuple_GetItem(entry, 2), *kind, *value, *trace;
-    *done = inputs ? look_around(tape, 0, &stack) : FAILED;
+    *done = inputs ? made_no_node(tape) : FAILED;
+    if (*done == DONE)
+        *done = look_around(tape, 0, &stack);
     if (*done == DONE && tape->looks_in) {
         *done = hide(tape, &context);
         if (*done == DONE)
@@ -257,11 +274,11 @@ static PyObject *run_operator(PyObject *mode, Tape *tape, PyObject *entry, PyObj
         if (noted == DONE && tape->looks_out)
             noted = is_all(tape, result, 1) == 1 ? append_leaves(tape, outputs, NULL, result, 1, 0) : REFUSED;
         show(context);
-        PyErr_Clear();
+        forget_error();
         /* None: it raised. False: its end is reported later */
         PyObject *left = noted == DONE ? outputs : result ? Py_False : Py_None;
         const int written = append_event(tape, PyTuple_Pack(5, operator, stack, inputs, left, Py_None));
-        PyErr_Clear();
+        forget_error();
         PyErr_Restore(kind, value, trace);
         if (result && (noted != DONE || written != DONE))
             result = report(mode, end_slowly, operator, args, kwargs, result);
@@ -278,7 +295,7 @@ static PyObject *gate_dispatch(PyObject *mode, PyObject *const *given, Py_ssize_
     PyObject *object = PyObject_GetAttr(mode, tape_name), *result = NULL;
     Tape *tape = (Tape *)object;
     PyObject *kwargs = count == 4 && given[3] != Py_None ? given[3] : NULL;
-    int done = object && (count == 3 || count == 4) && PyTuple_Check(given[1]) && PyTuple_Check(given[2])
+    int done = object && Py_TYPE(object) == tape_type && (count == 3 || count == 4) && PyTuple_Check(given[1]) && PyTuple_Check(given[2])
                        && (!kwargs || PyDict_Check(kwargs)) && tape->operators && PyTuple_Size(given[1]) == 0
                    ? is_open(tape)
                    : REFUSED;
@@ -292,29 +309,29 @@ static PyObject *gate_dispatch(PyObject *mode, PyObject *const *given, Py_ssize_
     Py_XDECREF(object);
     if (done == DONE)
         return result;
-    PyErr_Clear();
+    forget_error();
     return PyObject_CallMethodObjArgs(mode, slowly, count > 0 ? given[0] : NULL, count > 1 ? given[1] : NULL,
                                       count > 2 ? given[2] : NULL, count > 3 ? given[3] : NULL, NULL);
 }
 
-/* watch(operators, kinds, numbers, lines, weights, looks_in, looks_out): what a gate needs to know.
+/* watch(operators, kinds, numbers, lines, weights, clock, looks_in, looks_out): what a gate needs to know.
 
    `operators`: by id, the operator itself, what calls it, what names it, and whether it makes views. `kinds`: of code by id,
-   or None if no call stacks are wanted; `numbers`, `lines`: see call_stacks.py. `weights`: by storage number. */
+   or None if no call stacks are wanted; `numbers`, `lines`: see call_stacks.py. `weights`: by storage number. `clock`: see `made_no_node`. */
 static PyObject *tape_watch(PyObject *object, PyObject *const *given, Py_ssize_t count)
 {
     Tape *tape = (Tape *)object;
-    if (count != 7 || tape->operators) {
-        PyErr_SetString(PyExc_ValueError, "watch once, with 7 arguments");
+    if (count != 8 || tape->operators) {
+        PyErr_SetString(PyExc_ValueError, "watch once, with 8 arguments");
         return NULL;
     }
-    PyObject **to[] = {&tape->operators, &tape->kinds, &tape->numbers, &tape->lines, &tape->weights};
-    for (int i = 0; i < 5; i++) {
+    PyObject **to[] = {&tape->operators, &tape->kinds, &tape->numbers, &tape->lines, &tape->weights, &tape->clock};
+    for (int i = 0; i < 6; i++) {
         Py_INCREF(given[i]);
         *to[i] = given[i];
     }
-    tape->looks_in = given[5] == Py_True;
-    tape->looks_out = given[6] == Py_True;
+    tape->looks_in = given[6] == Py_True;
+    tape->looks_out = given[7] == Py_True;
     Py_RETURN_NONE;
 }
 

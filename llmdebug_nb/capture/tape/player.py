@@ -13,6 +13,7 @@ from typing import Protocol
 from torch import nn
 
 from llmdebug_nb.capture.calls import Leaf, OpenCall, ThreadState
+from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.guard import Guard
 from llmdebug_nb.capture.known_weights import KnownWeights
 from llmdebug_nb.capture.name_filter import NameFilter
@@ -119,8 +120,9 @@ class Player:
         if stacks is not None:
             kinds, numbers, lines = stacks.kinds, stacks.numbers, stacks.lines
         looks = "input" in roles, "output" in roles
+        clock = pytorch.autograd_clock if self._listener.backward else None
         self.tape.watch(
-            self.operators, kinds, numbers, lines, self._recorder.weights.storages, *looks
+            self.operators, kinds, numbers, lines, self._recorder.weights.storages, clock, *looks
         )
 
     def open(self) -> None:

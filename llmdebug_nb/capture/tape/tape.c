@@ -22,13 +22,13 @@ enum { REFUSED = 0, DONE = 1, FAILED = -1 };
 enum { READ = 0x100 /* PyBUF_READ, which 3.10's stable headers lack */ };
 enum { SCRATCH = 64 << 10, LARGE = 4 << 10, KNOWN = 1 << 10, DEPTH = 8, SLOTS = 16, MOST = 4096 };
 enum { MOST_SCRATCH = 1 << 20 /* what a second-level cache holds */, TILE = 16 /* float32 in a line of the cache */ };
-enum { SMALL_WEIGHT = 64 << 10, WORDS = 64 }; /* as in known_weights.py */
+enum { SMALL_WEIGHT = 64 << 10, WORDS = 64, WEIGHTS = 16 << 10 }; /* as in known_weights.py; entries, at 1.4 KB */
 static const int64_t ENDLESS = (int64_t)1 << 40; /* elements */
 
 static PyObject *is_neg, *untyped_storage, *nbytes_name, *storage_offset, *cdata, *weak_ref, *zero_text, *enter_name, *exit_name;
 static PyObject *version_name;
 static PyObject *slot_texts[SLOTS];
-static PyTypeObject *seen_type;
+static PyTypeObject *seen_type, *tape_type;
 static unsigned long generation; /* counts forks: a child does not write on its parent's tape */
 
 static void forked(void)
@@ -165,8 +165,7 @@ typedef struct {
 
 /* Where a weight lies, or a view of it. */
 typedef struct {
-    unsigned char *data;
-    int64_t kind, ndim, shape[MOST_DIMS], strides[MOST_DIMS];
+    int64_t storage, offset, kind, ndim, shape[MOST_DIMS], strides[MOST_DIMS];
 } Place;
 
 /* A weight as it was measured, with a sample of its storage from there on, as in known_weights.py. */
@@ -198,8 +197,9 @@ typedef struct {
     Known *known;
     unsigned char *scratch;
     int64_t room; /* bytes of it */
-    PyObject *operators, *kinds, *numbers, *lines, *weights; /* see `watch`; NULL without it */
+    PyObject *operators, *kinds, *numbers, *lines, *weights, *clock; /* see `watch`; NULL without it */
     int looks_in, looks_out;
+    int64_t nodes; /* of autograd, when an operator ran last */
     PyObject *measured; /* by the bytes of a `Place`, those of a `Weight` */
 } Tape;
 
@@ -292,7 +292,8 @@ static int is_weight(Tape *tape, const Seen *seen, PyObject *tensor, unsigned ch
     for (int64_t i = 0; i * step < words && i < 2 * WORDS; i++)
         memcpy(&now->sample[i], data + 8 * i * step, 8);
     memset(&place, 0, sizeof place);
-    place.data = data, place.kind = seen->kind, place.ndim = seen->ndim;
+    place.storage = PyLong_AsLongLong(seen->storage), place.offset = seen->offset; /* whose number nobody else can get */
+    place.kind = seen->kind, place.ndim = seen->ndim;
     for (int64_t dim = 0; dim < seen->ndim; dim++)
         place.shape[dim] = seen->shape[dim], place.strides[dim] = seen->strides[dim];
     *key = PyBytes_FromStringAndSize((char *)&place, sizeof place);
@@ -385,6 +386,8 @@ static int look(Tape *tape, Seen *seen, PyObject *tensor, int is_output, int val
         if (done == DONE && large) {
             now.digest = seen->digest, now.summary = seen->summary;
             PyObject *bytes = PyBytes_FromStringAndSize((char *)&now, sizeof now);
+            if (PyDict_Size(tape->measured) >= WEIGHTS)
+                PyDict_Clear(tape->measured); /* views of other lengths in each step, say */
             done = bytes && PyDict_SetItem(tape->measured, key, bytes) == 0 ? DONE : FAILED;
             Py_XDECREF(bytes);
         }
@@ -533,7 +536,7 @@ static int is_open(Tape *tape)
 {
     if (tape->owner == 0 || tape->owner != PyThread_get_thread_ident() || tape->generation != generation)
         return REFUSED;
-    if (tape->seen >= MOST)
+    if (tape->seen >= MOST || PyList_Size(tape->events) >= MOST)
         return REFUSED;
     const Py_ssize_t count = PyTuple_Size(tape->busy);
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -564,13 +567,24 @@ static int hide(Tape *tape, PyObject **context)
     return *context ? DONE : FAILED;
 }
 
-/* End what `hide` began. */
+/* End what `hide` began; an exception that is set stays set. */
 static void show(PyObject *context)
 {
     if (context) {
+        PyObject *kind, *value, *trace;
+        PyErr_Fetch(&kind, &value, &trace);
         Py_XDECREF(PyObject_CallMethodObjArgs(context, exit_name, Py_None, Py_None, Py_None, NULL));
         Py_DECREF(context);
+        PyErr_Restore(kind, value, trace);
     }
+}
+
+/* Forget an error: the long way meets it, too, and reports it. An interrupt comes again when Python goes on. */
+static void forget_error(void)
+{
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
+        PyErr_SetInterrupt();
+    PyErr_Clear();
 }
 
 /* Write an event. `leaves`: NULL if the call raised; takes the reference. Returns a new True or False, never an exception. */
@@ -582,9 +596,9 @@ static PyObject *finish(Tape *tape, int done, PyObject *context, PyObject *tag, 
         Py_XDECREF(event);
     }
     Py_XDECREF(leaves);
-    if (done == FAILED)
-        PyErr_Clear(); /* the long way meets it, too, and reports it */
     show(context);
+    if (done == FAILED)
+        forget_error();
     return PyBool_FromLong(done == DONE);
 }
 
@@ -731,7 +745,7 @@ static void tape_dealloc(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
     PyObject *all[] = {tape->tensor, tape->parameter, tape->plain, tape->digest, tape->release, tape->leaves,
                        tape->other, tape->busy, tape->calm, tape->modes, tape->unseen, tape->names, tape->keywords, tape->others, tape->events,
-                       tape->operators, tape->kinds, tape->numbers, tape->lines, tape->weights, tape->measured};
+                       tape->operators, tape->kinds, tape->numbers, tape->lines, tape->weights, tape->clock, tape->measured};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         Py_XDECREF(all[i]);
     PyMem_Free(tape->known);
@@ -776,6 +790,9 @@ PyMODINIT_FUNC PyInit__tape(void)
     if (!module || !tape || !gate || !seen_type || PyModule_AddObject(module, "Tape", tape) != 0
         || PyModule_AddObject(module, "Gate", gate) != 0)
         return NULL;
+    Py_XDECREF(tape_type);
+    tape_type = (PyTypeObject *)tape;
+    Py_INCREF(tape_type);
     Py_INCREF(seen_type);
     if (PyModule_AddObject(module, "Seen", (PyObject *)seen_type) != 0)
         return NULL;
