@@ -71,6 +71,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delenv("LLMDEBUG_SECRET", raising=False)
     for name, text in (("golden", GOLDEN), ("shared", SHARED), ("mine", MINE)):
+        monkeypatch.delitem(sys.modules, name, raising=False)  # of a program of another test
         Path(f"{name}.py").write_text(text, encoding="utf-8")
     Path("broken.py").write_text("1 / 0", encoding="utf-8")
     before = set(sys.modules)
