@@ -334,7 +334,8 @@ def test_code_that_is_compiled_anew_is_one_place_and_is_noted(tmp_path, monkeypa
             model(torch.ones(2))
             stacks = kinds[-1]
             sizes.append((len(stacks.numbers), len(stacks.lines), len(stacks.kinds.codes)))
-    assert sizes[2] == sizes[-1]
+    # Python rewrites code that ran some times, which moves places in it once
+    assert sizes[-20] == sizes[-1]
     assert len(run.operators()) == 80
     # the first operator of new code goes the long way, which makes the code known
     assert sum(len(event) == 5 for event in events) >= 35
