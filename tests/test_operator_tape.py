@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import llmdebug_nb as ld
 from llmdebug_nb.capture.operators import call_stacks
 from llmdebug_nb.capture.operators.modes import AtenMode
-from llmdebug_nb.capture.tape import native, player
+from llmdebug_nb.capture.tape import native
 from models import llama
-from test_tape import off, tables
+from test_tape import off, played, tables
 
 pytestmark = pytest.mark.skipif(native.tape(False) is None, reason="the tape was not built")
 
@@ -174,15 +174,7 @@ def test_of_a_language_model_all_rows_are_equal(dtype, tmp_path, monkeypatch):
 
 
 def test_nearly_all_operators_and_views_are_noted(tmp_path, monkeypatch):
-    events = []
-    play = player.Player._play_events
-
-    def count(self, given):
-        every = list(given)
-        events.extend(every)
-        return play(self, iter(every))
-
-    monkeypatch.setattr(player.Player, "_play_events", count)
+    events = played(monkeypatch)
     run = recorded(tmp_path, "run", llama(), torch.tensor([[5, 7, 9, 11]]))
     operators = sum(len(event) == 5 for event in events)
     # each kind goes the long way once, and so does each new call stack
@@ -312,19 +304,13 @@ def test_neither_operators_nor_their_tensors_are_kept(tmp_path):
 
 
 def test_code_that_is_compiled_anew_is_one_place_and_is_noted(tmp_path, monkeypatch):
-    events, kinds = [], []
-    play, of = player.Player._play_events, call_stacks.CallStacks.of.__func__
-
-    def count(self, given):
-        every = list(given)
-        events.extend(every)
-        return play(self, iter(every))
+    events, kinds = played(monkeypatch), []
+    of = call_stacks.CallStacks.of.__func__
 
     def keep(cls, recorder):
         kinds.append(of(cls, recorder))
         return kinds[-1]
 
-    monkeypatch.setattr(player.Player, "_play_events", count)
     monkeypatch.setattr(call_stacks.CallStacks, "of", classmethod(keep))
     options = {"mode": "module+aten", "stats_only": True, "tokens": "all", "path": tmp_path}
     sizes = []

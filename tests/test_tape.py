@@ -105,7 +105,8 @@ def test_with_and_without_it_all_rows_are_equal(options, tmp_path, monkeypatch):
         assert rows == b[name], name
 
 
-def test_most_calls_are_noted_on_it(tmp_path, monkeypatch):
+def played(monkeypatch):
+    """Return a list that gets all events that are played from now on."""
     noted = []
     play = player.Player._play_events
 
@@ -115,6 +116,11 @@ def test_most_calls_are_noted_on_it(tmp_path, monkeypatch):
         return play(self, iter(every))
 
     monkeypatch.setattr(player.Player, "_play_events", count)
+    return noted
+
+
+def test_most_calls_are_noted_on_it(tmp_path, monkeypatch):
+    noted = played(monkeypatch)
     recorded(tmp_path, "run", Model())
     assert len(noted) > 50
 

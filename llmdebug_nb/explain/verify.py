@@ -32,8 +32,6 @@ _TWICE = Tested(
     RANDOM,
     "two calls on the same inputs give two results, and nothing else differs between the runs",
 )
-
-
 _DRAWN = Tested(RANDOM, "both programs draw random numbers in this step, and not the same ones")
 
 
