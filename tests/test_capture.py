@@ -773,7 +773,7 @@ def test_a_refused_recording_leaves_no_file_open():
 @pytest.mark.parametrize("stats_only", [False, True], ids=["tensors", "statistics only"])
 def test_the_way_of_accelerator_tensors_gives_the_same_records(monkeypatch, stats_only):
     """Send CPU tensors the way of a device's: their figures are read together after a call."""
-    from llmdebug_nb.capture import recorder
+    from llmdebug_nb.capture import recorder, waiting_rows
     from llmdebug_nb.capture.tape import player
 
     model = llama()
@@ -785,13 +785,13 @@ def test_the_way_of_accelerator_tensors_gives_the_same_records(monkeypatch, stat
 
     plain = record("host")
     read_backs = []
-    original = recorder.kernel.read_back
+    original = waiting_rows.on_device.figures
     monkeypatch.setattr(recorder, "on_host", lambda tensor: False)
     monkeypatch.setattr(player, "tape", lambda without_gradients: None)
     monkeypatch.setattr(
-        recorder.kernel,
-        "read_back",
-        lambda vectors: (read_backs.append(len(vectors)), original(vectors))[1],
+        waiting_rows.on_device,
+        "figures",
+        lambda measured: (read_backs.append(len(measured)), original(measured))[1],
     )
     device = record("device")
     assert len(read_backs) == 3  # once a step

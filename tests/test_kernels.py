@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from llmdebug_nb.core.dtypes import DTYPES
-from llmdebug_nb.core.kernels import raw
+from llmdebug_nb.core.kernels import on_device, raw
 from llmdebug_nb.core.kernels.fingerprint import fingerprint, same
-from llmdebug_nb.core.kernels.summary import device_figures, figures, read_back, summarize
+from llmdebug_nb.core.kernels.summary import figures, summarize
 
 FLOATS = hnp.arrays(
     np.float32,
@@ -65,9 +65,9 @@ def test_figures_equal_an_exact_calculation(values):
 
 @settings(max_examples=50)
 @given(FLOATS)
-def test_the_device_kernel_gives_the_same_figures(values):
+def test_torch_gives_the_same_figures_on_a_device_without_triton(values):
     tensor = torch.from_numpy(values.copy())
-    (got,) = read_back([device_figures(tensor)])
+    (got,) = on_device.figures([on_device.Pages().measure(tensor)])
     scale = float(np.abs(values[np.isfinite(values)]).sum()) + 1e-300
     assert all(close(a, b, scale) for a, b in zip(got, figures(tensor), strict=True))
 

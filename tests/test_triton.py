@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -58,3 +59,17 @@ def test_a_wrong_triton_kernel_is_the_one_finding(program):
     assert cause == "introduced"
     assert "/triton_" in kernel
     assert "rsqrt_1" in nodes
+
+
+def test_the_kernel_of_accelerators_measures_what_the_cpu_measures():
+    program = PROGRAM.with_name("on_device_program.py")
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, encoding="utf-8", timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) > 60
+    for what, got, expected in found:
+        for a, b in zip(got, expected, strict=True):
+            same = a == b or (a != a and b != b)
+            assert same or math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9), (what, got, expected)

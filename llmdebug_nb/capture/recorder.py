@@ -15,7 +15,7 @@ tensor, even if only a part of it is kept (`payload.py`).
 from __future__ import annotations
 
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from types import CodeType
 from typing import TypeVar
@@ -36,6 +36,7 @@ from llmdebug_nb.capture.signatures import argument_of
 from llmdebug_nb.capture.sink import Bytes, RecordedCall, Sink
 from llmdebug_nb.capture.tape import native
 from llmdebug_nb.capture.tape.native import Seen
+from llmdebug_nb.capture.waiting_rows import WaitingRows
 from llmdebug_nb.capture.walk import scalar_text
 from llmdebug_nb.core.batches import Batch, ScalarRow
 from llmdebug_nb.core.columns import Row
@@ -89,10 +90,9 @@ class Recorder:
         self._seen_class = native.seen_class()
         self._seen: list[Seen] = []  # outputs, which reserve those of their storages
         self._shape_texts = ShapeTexts()
-        self._vectors: dict[torch.device, list[tuple[Row, torch.Tensor]]] = defaultdict(list)
+        self._waiting = WaitingRows()
         self._look = native.look()
         self._placements = Placements(sink)
-        self._copies: list[tuple[Row, Row]] = []  # rows that wait for the statistics of another
 
     # -- what is recorded -----------------------------------------------------------------------
 
@@ -338,7 +338,7 @@ class Recorder:
         """Describe a row like that of an equal tensor."""
         row[rows.CONTENT] = known[rows.CONTENT]
         if row[rows.MIN] is None:
-            self._copies.append((row, known))
+            self._waiting.repeat(row, known)
         if known[rows.OFFSET] is not None:
             row[rows.KEPT], row[rows.KEPT_SHAPE] = known[rows.KEPT], known[rows.KEPT_SHAPE]
             self.kept += 1
@@ -352,12 +352,10 @@ class Recorder:
         try:
             if on_host(tensor):
                 row[rows.STATISTICS] = kernel.figures(tensor, where)
-                return
-            vector = kernel.device_figures(tensor)
+            else:
+                self._waiting.measure(row, tensor)
         except (RuntimeError, NotImplementedError):
-            return  # packed fp4, for example: its bytes can be kept, its values can't be read
-        if vector is not None:
-            self._vectors[tensor.device].append((row, vector))
+            pass  # packed fp4, for example: its bytes can be kept, its values can't be read
 
     # -- payloads -------------------------------------------------------------------------------
 
@@ -426,16 +424,9 @@ class Recorder:
     def flush(self, calls: Iterable[RootCall] = ()) -> None:
         """Read the statistics of accelerator tensors back, once per device, and commit the rows."""
         with self._lock:
-            for pending in self._vectors.values():
-                figures = kernel.read_back([vector for _, vector in pending])
-                for (row, _), row_figures in zip(pending, figures, strict=True):
-                    row[rows.STATISTICS] = row_figures
-            for row, known in self._copies:
-                row[rows.STATISTICS] = known[rows.STATISTICS]
+            self._waiting.fill()
             made, scalars, self._rows, self._scalars = self._rows, self._scalars, [], []
             ops, ids, self._operators, self._call_ids = self._operators, self._call_ids, [], []
-            self._vectors.clear()
-            self._copies.clear()
             self.watch(made)
             try:
                 self.sink.commit(Batch(

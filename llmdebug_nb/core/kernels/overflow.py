@@ -12,7 +12,7 @@ import torch
 
 from llmdebug_nb.core.kernels import native
 from llmdebug_nb.core.kernels.raw import unreadable
-from llmdebug_nb.core.kernels.summary import _real
+from llmdebug_nb.core.kernels.summary import real
 
 NONE, ASK_TORCH = -1.0, -2.0  # as in reach.c
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -65,7 +65,7 @@ def torch_reach(tensor: torch.Tensor) -> float | None:
     if unreadable(tensor) is not None or not tensor.numel():
         return None
     # minimum and maximum tell in one pass; a sum of large finite values may itself overflow
-    low, high = torch.stack(torch.aminmax(_real(tensor.detach()))).tolist()
+    low, high = torch.stack(torch.aminmax(real(tensor.detach()))).tolist()
     return float(high if high >= -low or high != high else -low)
 
 

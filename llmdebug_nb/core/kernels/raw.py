@@ -40,6 +40,8 @@ def unreadable(tensor: torch.Tensor) -> str | None:
         return f"{type(tensor).__name__} wraps its values"
     if tensor.dtype not in DTYPE_NAMES and tensor.dtype not in _QUANTISED:
         return f"dtype {dtype_name(tensor)} is not supported"
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph was captured: it has values when it is replayed"
     return None
 
 

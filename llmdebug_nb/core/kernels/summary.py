@@ -1,9 +1,8 @@
 """Summaries of tensors.
 
 Mean and norm are accumulated in float64, so that half-precision tensors neither overflow nor
-drift. On the CPU the figures are computed at once, by a C kernel (`native`) or by torch; both agree
-up to the last digits of sums. On an accelerator they stay on the device as one float64 vector for
-each tensor (`device_figures`) and are read back together, so that recording never waits.
+drift. The figures of CPU tensors are computed by a C kernel (`native`) or by torch; both agree
+up to the last digits of sums. For tensors on accelerators see `on_device`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _NO_FIGURES: Figures = (None,) * 7
 
 
-def _real(tensor: torch.Tensor) -> torch.Tensor:
+def real(tensor: torch.Tensor) -> torch.Tensor:
     """Return real values that reductions accept: magnitudes of complex numbers, fp8 as float32."""
     if tensor.dtype in _FLOATS:
         return tensor
@@ -58,7 +57,7 @@ def torch_figures(tensor: torch.Tensor) -> Figures:
     count = tensor.numel()
     if count == 0:
         return _NO_FIGURES
-    values = _real(tensor.detach())
+    values = real(tensor.detach())
     flat = values.reshape(-1) if values.dim() != 1 else values
     low, high, total, squares, nonzero = math.inf, -math.inf, 0.0, 0.0, 0
     nan = inf = 0
@@ -117,36 +116,3 @@ def _safe(tensor: torch.Tensor) -> Figures:
         return figures(tensor)
     except (RuntimeError, NotImplementedError):
         return _NO_FIGURES
-
-
-def device_figures(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return float64[7] on the tensor's device, in the order of `figures`, without waiting for it.
-
-    None for an empty tensor. Nothing is read back: stack the vectors of a step, then copy once.
-    """
-    count = tensor.numel()
-    if count == 0:
-        return None
-    values = _real(tensor.detach())
-    low, high = torch.aminmax(values)
-    wide = torch.float64 if values.device.type != "mps" else torch.float32
-    nonzero = torch.count_nonzero(values)
-    return torch.stack(
-        [
-            low.to(wide),
-            high.to(wide),
-            values.sum(dtype=wide) / count,
-            torch.linalg.vector_norm(values.to(wide)),
-            torch.isnan(values).sum().to(wide),
-            torch.isinf(values).sum().to(wide),
-            (count - nonzero).to(wide),
-        ]
-    )
-
-
-def read_back(vectors: list[torch.Tensor]) -> list[Figures]:
-    """Copy vectors of `device_figures` from one device to the host; counts become integers."""
-    if not vectors:
-        return []
-    rows = torch.stack(vectors).cpu().tolist()
-    return [(a, b, m, n, int(x), int(y), int(z)) for a, b, m, n, x, y, z in rows]

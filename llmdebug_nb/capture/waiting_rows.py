@@ -1,0 +1,47 @@
+"""Rows whose statistics still lie on a device: they are read together, and rarely."""
+
+from __future__ import annotations
+
+import torch
+
+from llmdebug_nb.capture import rows
+from llmdebug_nb.core.columns import Row
+from llmdebug_nb.core.kernels import on_device
+from llmdebug_nb.core.kernels.on_device import Measured, Pages
+
+
+class WaitingRows:
+    """Rows that wait for the statistics of their own tensor, or for those of another row."""
+
+    def __init__(self) -> None:
+        self._pages = Pages()
+        self._measured: list[tuple[Row, Measured]] = []
+        self._copies: list[tuple[Row, Row]] = []
+
+    def measure(self, row: Row, tensor: torch.Tensor) -> None:
+        """Measure a tensor on its device; it may change afterwards.
+
+        Raises RuntimeError or NotImplementedError if its values can't be read.
+        """
+        measured = self._pages.measure(tensor)
+        if measured is not None:
+            self.add(row, measured)
+
+    def add(self, row: Row, measured: Measured) -> None:
+        """Let a row wait for what was measured."""
+        self._measured.append((row, measured))
+
+    def repeat(self, row: Row, known: Row) -> None:
+        """Let a row wait for the statistics of another one."""
+        self._copies.append((row, known))
+
+    def fill(self) -> None:
+        """Write the statistics into all rows that wait for them. Waits for the devices."""
+        measured, copies = self._measured, self._copies
+        self._measured, self._copies = [], []
+        if measured:
+            figures = on_device.figures([each for _, each in measured])
+            for (row, _), row_figures in zip(measured, figures, strict=True):
+                row[rows.STATISTICS] = row_figures
+        for row, known in copies:
+            row[rows.STATISTICS] = known[rows.STATISTICS]

@@ -1,0 +1,177 @@
+"""Figures of tensors on accelerators: measured there, and read back together.
+
+A tensor is measured as soon as it is seen, in one launch of a Triton kernel; where there is no
+Triton, by torch. What is found stays on the device, as rows of a page, until somebody asks for it,
+so that recording never waits.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from llmdebug_nb.core.kernels.native import Figures
+from llmdebug_nb.core.kernels.summary import real
+
+ROWS = 1 << 15  # of a page: 2 MiB
+COLUMNS = 8  # min, max, sum, sum of squares, counts of nan, inf and zero; 64 bytes a row
+_OF_PROGRAM, _MOST_PROGRAMS = 1 << 13, 512  # elements for each program of a launch, if not too many
+_BLOCK = 1024
+_LARGEST = 1 << 31  # elements: the kernel counts them in 32 bits
+# dtypes that the kernel reads, and whether their values need float64
+WIDE = {
+    torch.float32: False, torch.float16: False, torch.bfloat16: False, torch.float64: True,
+    **dict.fromkeys((torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8), True),
+}  # fmt: skip
+
+
+class Page:
+    """Rows on one device. ``used``: of those that are taken."""
+
+    def __init__(self, device: torch.device) -> None:
+        kind = torch.float32 if device.type == "mps" else torch.float64
+        # not in inference mode: else they could not be written to outside of it
+        with torch.inference_mode(False):
+            self.rows = torch.empty((ROWS, COLUMNS), dtype=kind, device=device)
+        self.used = 0
+        self._read = np.empty((0, COLUMNS))
+
+    def read(self, used: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Return the first ``used`` rows. Waits for the device if some of them are new."""
+        have = len(self._read)
+        if used > have:
+            if self.rows.device.type == "cuda":  # other streams may have written to them
+                torch.cuda.synchronize(self.rows.device)
+            fresh = self.rows[have:used].cpu().numpy().astype(np.float64)
+            self._read = np.concatenate([self._read, fresh])
+        return self._read
+
+
+class Measured(NamedTuple):
+    """A tensor that was measured: it has ``length`` rows of a page from ``first`` on.
+
+    ``size``: its elements.
+    """
+
+    page: Page
+    first: int
+    length: int
+    size: int
+
+
+class Pages:
+    """The pages of a recording, of all devices that it meets."""
+
+    def __init__(self) -> None:
+        self._open: dict[torch.device, Page] = {}
+
+    def measure(self, tensor: torch.Tensor) -> Measured | None:
+        """Measure a tensor, without waiting for its device; None if it is empty.
+
+        Raises RuntimeError or NotImplementedError if torch can't read its dtype.
+        """
+        count = tensor.numel()
+        if count == 0:
+            return None
+        with torch.no_grad():
+            tensor = _readable(tensor)
+            fits = tensor.dtype in WIDE and count < _LARGEST and _has_kernel(tensor.device.type)
+            length = programs(count) if fits else 1
+            page = self.page(tensor.device, length)
+            found = Measured(page, page.used, length, count)
+            page.used += length
+            if fits:
+                launch(tensor.contiguous(), page, found.first, length)
+            else:
+                page.rows[found.first, :7] = _by_torch(real(tensor), page.rows.dtype)
+        return found
+
+    def page(self, device: torch.device, length: int) -> Page:
+        """Return a page with room for so many rows."""
+        page = self._open.get(device)
+        if page is None or page.used + length > ROWS:
+            page = self._open[device] = Page(device)
+        return page
+
+
+def figures(measured: Sequence[Measured]) -> list[Figures]:
+    """Return what `summary.figures` returns of each tensor. Waits for the devices."""
+    found: dict[int, Figures] = {}
+    by_page: dict[Page, list[int]] = {}
+    for number, each in enumerate(measured):
+        by_page.setdefault(each.page, []).append(number)
+    with np.errstate(over="ignore", invalid="ignore"):  # sums of infinities
+        for page, numbers in by_page.items():
+            of_page = _of_page(page, [measured[number] for number in numbers])
+            found |= zip(numbers, of_page, strict=True)
+    return [found[number] for number in range(len(measured))]
+
+
+def _of_page(page: Page, measured: Sequence[Measured]) -> Iterator[Figures]:
+    """Put the rows of each tensor together."""
+    ends = [each.first + each.length for each in measured]
+    read = page.read(max(page.used, *ends))
+    for each, end in zip(measured, ends, strict=True):
+        rows = read[each.first : end]
+        one = rows[0] if each.length == 1 else rows.sum(0)
+        low, high = (one[0], one[1]) if each.length == 1 else (rows[:, 0].min(), rows[:, 1].max())
+        _, _, total, squares, nan, inf, zero, _ = one.tolist()
+        if nan:
+            low = high = math.nan
+        norm = math.sqrt(squares) if squares == squares else math.nan
+        # + 0.0: the sign of a zero is arbitrary
+        extremes = float(low) + 0.0, float(high) + 0.0
+        yield *extremes, total / each.size, norm, int(nan), int(inf), int(zero)
+
+
+def programs(count: int) -> int:
+    """Return how many programs measure so many elements; the same on all devices."""
+    return min(-(-count // _OF_PROGRAM), _MOST_PROGRAMS)
+
+
+def launch(tensor: torch.Tensor, page: Page, first: int, length: int) -> Any:
+    """Measure a packed tensor into rows of a page; return the compiled kernel."""
+    from llmdebug_nb.core.kernels.on_device_kernel import measure
+
+    count = tensor.numel()
+    with torch.cuda.device_of(tensor):  # type: ignore[no-untyped-call]
+        return measure[(length,)](
+            tensor, page.rows, count, count, count, first,
+            PACKED=True, WIDE=WIDE[tensor.dtype], BLOCK=_BLOCK, num_warps=4,
+        )  # fmt: skip
+
+
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same elements without lazy negation, and booleans as bytes."""
+    tensor = tensor.detach()
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+
+
+@cache
+def _has_kernel(device: str) -> bool:
+    return device == "cuda" and importlib.util.find_spec("triton") is not None
+
+
+def _by_torch(values: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """Return the first seven columns of a row."""
+    low, high = torch.aminmax(values)
+    wide = values.to(kind)
+    return torch.stack(
+        [
+            low.to(kind),
+            high.to(kind),
+            wide.sum(),
+            wide.square().sum(),
+            torch.isnan(values).sum().to(kind),
+            torch.isinf(values).sum().to(kind),
+            (values.numel() - torch.count_nonzero(values)).to(kind),
+        ]
+    )
