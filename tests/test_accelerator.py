@@ -276,7 +276,9 @@ def test_capturing_a_graph_is_not_disturbed_and_what_is_missing_is_said(mode, st
     values = {record.site.step: record.summary.l2norm for record in records}
     assert values[0] is not None
     assert values[1] is None
-    assert any("CUDA graph" in reason for reason in run.info()["lost"])
+    lost = [record.lost for record in records if record.site.step == 1]
+    assert all("CUDA graph" in why for why in lost)
+    assert run.info()["lost"] >= len(lost)
 
 
 @needs_cuda
@@ -286,11 +288,10 @@ def test_a_compiled_model_is_recorded_by_its_fused_kernels():
     with torch.no_grad():
         with ld.dump(model, name="golden", mode="aten"):
             model(ids, use_cache=False)
-        compiled = torch.compile(model)
-        plain = compiled(ids, use_cache=False).logits
+        plain = model(ids, use_cache=False).logits
         try:
             with ld.dump(model, name="fused", graph="fused"):
-                seen = compiled(ids, use_cache=False).logits
+                seen = model(ids, use_cache=False).logits
         except CaptureError as error:
             pytest.skip(str(error))  # an older PyTorch
     torch.testing.assert_close(seen, plain)
@@ -298,13 +299,13 @@ def test_a_compiled_model_is_recorded_by_its_fused_kernels():
 
 
 @needs_cuda
-def test_a_model_compiled_to_cuda_graphs_computes_the_same_while_it_is_recorded():
+def test_a_model_compiled_to_cuda_graphs_is_recorded_eagerly_and_runs_on_afterwards():
     ids = torch.arange(6, device=DEVICE).reshape(1, 6) + 3
     model = model_there()
     compiled = torch.compile(model, mode="reduce-overhead")
     with torch.no_grad():
         plain = [compiled(ids, use_cache=False).logits.clone() for _ in range(4)]
-        with ld.dump(model, name="run", tokens="all") as run:
+        with ld.dump(compiled, name="run", tokens="all", force_eager=True) as run:
             seen = [compiled(ids, use_cache=False).logits.clone() for _ in range(4)]
         after = compiled(ids, use_cache=False).logits.clone()
     for one in [*plain[1:], *seen, after]:

@@ -152,12 +152,16 @@ class Recorder:
                 if isinstance(leaf, seen_class):
                     number, storage = self.records, leaf.storage
                     self.records = number + 1
-                    self._rows.append([
-                        number, *place, "forward", role, slot, call.op, *leaf.content(), "cpu",
+                    device = leaf.device
+                    row = [
+                        number, *place, "forward", role, slot, call.op, *leaf.content(), device,
                         producers.get(storage), *rows.WITHOUT_VALUES,
                         argument_of(slot, arguments) if arguments else None,
                         self._chains.number_of_seen(leaf, is_output) if views else None, None,
-                    ])  # fmt: skip
+                    ]  # fmt: skip
+                    self._rows.append(row)
+                    if device != "cpu":
+                        self._waiting.add(row, leaf)
                     if is_output:
                         producers[storage] = number
                         self._seen.append(leaf)

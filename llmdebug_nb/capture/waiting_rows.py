@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from llmdebug_nb.capture import rows
+from llmdebug_nb.capture.tape.native import Seen
 from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.kernels import on_device
 from llmdebug_nb.core.kernels.on_device import Measured, Pages
@@ -25,11 +26,11 @@ class WaitingRows:
         """
         measured = self._pages.measure(tensor)
         if measured is not None:
-            self.add(row, measured)
+            self._measured.append((row, measured))
 
-    def add(self, row: Row, measured: Measured) -> None:
-        """Let a row wait for what was measured."""
-        self._measured.append((row, measured))
+    def add(self, row: Row, seen: Seen) -> None:
+        """Let a row wait for what the tape has measured."""
+        self._measured.append((row, Measured(*seen.measured())))
 
     def repeat(self, row: Row, known: Row) -> None:
         """Let a row wait for the statistics of another one."""

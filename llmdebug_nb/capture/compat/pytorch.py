@@ -76,6 +76,16 @@ def version_of(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
+# -- devices --------------------------------------------------------------------------------------
+
+# functions of CUDA that return the stream of a device, the number of the current device, and
+# whether the current stream captures a graph; absent in builds without CUDA
+CUDA_STATE: tuple[Callable[..., object], ...] = tuple(
+    getattr(torch._C, name)
+    for name in ("_cuda_getCurrentRawStream", "_cuda_getDevice", "_cuda_isCurrentStreamCapturing")
+    if hasattr(torch._C, name)
+)
+
 # -- modules --------------------------------------------------------------------------------------
 
 MODULE_CALL = torch.nn.Module._call_impl.__code__

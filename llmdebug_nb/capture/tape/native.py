@@ -22,11 +22,14 @@ import xxhash
 from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.capture.compat import pytorch, torch_modes
 from llmdebug_nb.capture.operators.kinds import Operator
+from llmdebug_nb.capture.tape import devices
 from llmdebug_nb.capture.walk import LEAVES, OtherLeaf, leaves
 from llmdebug_nb.core.kernels import native
+from llmdebug_nb.core.kernels.on_device import Page
 
 T = TypeVar("T")
 LIBRARY = Path(__file__).with_name("_tape.so")  # on every platform: it is opened by its path
+_VERSION = 2  # of what lies between the library and this module, as in tape.c
 _KINDS = (*native.TABLE, "bool")  # as in tensor.h
 
 
@@ -50,8 +53,13 @@ class Seen(Protocol):
 
     @property
     def storage(self) -> int: ...
+    @property
+    def device(self) -> str: ...
     def content(self) -> tuple[Any, ...]:
-        """Return what `Content` declares."""
+        """Return what `Content` declares; of a tensor on a device, dtype and shape alone."""
+
+    def measured(self) -> tuple[Page, int, int, int]:
+        """Return what it was measured to be on a device, see `on_device.Measured`."""
 
     def place(self) -> tuple[int, tuple[int, ...], tuple[int, ...], str]:
         """Return where it lies in its storage: offset, shape, strides in elements, dtype."""
@@ -79,6 +87,7 @@ class Tape(Protocol[T]):
     the call raised.
     ``open``, ``shut``: for the running thread. ``take``: the events, which leave the tape.
     ``watch``: what the gates of operators know; see `OperatorTape`.
+    ``devices``: how to measure tensors on CUDA devices; see `devices.Means`.
     """
 
     def begin(
@@ -94,6 +103,11 @@ class Tape(Protocol[T]):
         numbers: Mapping[tuple[int, ...], int], lines: Mapping[tuple[int, int], tuple[str, str]],
         weights: Mapping[int, object], clock: Callable[[], int] | None,
         looks_in: bool, looks_out: bool, /,
+    ) -> None: ...  # fmt: skip
+    def devices(
+        self, launch: int, new_page: Callable[[int], object],
+        new_kernel: Callable[[int, str, bool, bool], object], stream: Callable[[int], object],
+        current: Callable[[], object], capturing: Callable[[], object], /,
     ) -> None: ...  # fmt: skip
     def open(self) -> None: ...
     def shut(self) -> None: ...
@@ -127,6 +141,9 @@ def _make() -> Callable[[bool], Tape[Any]] | None:
             pytorch.release_storage_number, leaves, OtherLeaf.of, ask, answers,
             *torch_modes.FUNCTION_MODES, _KINDS,
         )  # fmt: skip
+        means = devices.means()
+        if means is not None:
+            made.devices(*means)
         return made
 
     return make if _is_right(make(False)) else None
@@ -135,9 +152,12 @@ def _make() -> Callable[[bool], Tape[Any]] | None:
 class _NeverSeen:
     """The class of tensors that were seen, where there is no tape."""
 
-    storage = 0
+    storage, device = 0, ""
 
     def content(self) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def measured(self) -> tuple[Page, int, int, int]:
         raise NotImplementedError
 
     def place(self) -> tuple[int, tuple[int, ...], tuple[int, ...], str]:
@@ -186,9 +206,10 @@ def _library() -> Any:
     loader = ExtensionFileLoader("_tape", str(LIBRARY))
     spec = spec_from_loader("_tape", loader)
     try:
-        return None if spec is None else module_from_spec(spec)
+        module = None if spec is None else module_from_spec(spec)
     except ImportError:
         return None
+    return module if getattr(module, "version", 0) == _VERSION else None  # built of other sources
 
 
 def _is_right(tape: Tape[Any]) -> bool:

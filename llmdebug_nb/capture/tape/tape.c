@@ -1,7 +1,7 @@
 /* The tape of a thread: what the hooks of modules see, noted by one call of C each while the program waits; and operators,
    see operators.h.
 
-   A tensor is measured where it lies and becomes a `Seen`; of other leaves the value is kept, or the class. What calls these
+   A tensor is measured where it lies, see also device.h, and becomes a `Seen`; of other leaves the value is kept, or the class. What calls these
    are, and the rows, is found out when the tape is played. Whatever is unusual is refused: `begin` and `end` then return
    False, the tape is as it was, and the caller goes the long way. What a tensor is comes from DLPack's C exchange API, a
    function that torch hands out; no headers of torch are needed. Python's lock is held throughout. */
@@ -18,6 +18,7 @@
 #include <pthread.h>
 #endif
 
+enum { VERSION = 2 /* as in native.py */ };
 enum { REFUSED = 0, DONE = 1, FAILED = -1 };
 enum { READ = 0x100 /* PyBUF_READ, which 3.10's stable headers lack */ };
 enum { SCRATCH = 64 << 10, LARGE = 4 << 10, KNOWN = 1 << 10, DEPTH = 8, SLOTS = 16, MOST = 4096 };
@@ -26,7 +27,7 @@ enum { SMALL_WEIGHT = 64 << 10, WORDS = 64, WEIGHTS = 16 << 10 }; /* as in known
 static const int64_t ENDLESS = (int64_t)1 << 40; /* elements */
 
 static PyObject *is_neg, *untyped_storage, *nbytes_name, *storage_offset, *cdata, *weak_ref, *zero_text, *enter_name, *exit_name;
-static PyObject *version_name;
+static PyObject *version_name, *cpu_text;
 static PyObject *slot_texts[SLOTS];
 static PyTypeObject *seen_type, *tape_type;
 static unsigned long generation; /* counts forks: a child does not write on its parent's tape */
@@ -46,6 +47,9 @@ typedef struct {
     PyObject *storage; /* its number */
     PyObject *release; /* gives the number back; NULL if it was not reserved */
     PyObject *names;   /* of the kinds */
+    PyObject *page;    /* of a device, NULL on the host: which rows of it hold the summary, once it is read back */
+    PyObject *device;  /* its name; NULL on the host */
+    int64_t first, length, count;
 } Seen;
 
 static void seen_dealloc(PyObject *object)
@@ -61,6 +65,8 @@ static void seen_dealloc(PyObject *object)
     Py_XDECREF(seen->release);
     Py_XDECREF(seen->storage);
     Py_XDECREF(seen->names);
+    Py_XDECREF(seen->page);
+    Py_XDECREF(seen->device);
     PyObject_Free(object);
     Py_DECREF(type);
 }
@@ -79,7 +85,13 @@ static PyObject *shape_text(const Seen *seen)
     return PyUnicode_FromStringAndSize(at, end - at);
 }
 
-/* The columns of a row from the dtype to the fingerprint. */
+static PyObject *nothing(void)
+{
+    Py_INCREF(Py_None);
+    return Py_None;
+}
+
+/* The columns of a row from the dtype to the fingerprint; of a tensor on a device, dtype and shape alone. */
 static PyObject *seen_content(PyObject *object, PyObject *unused)
 {
     (void)unused;
@@ -88,17 +100,18 @@ static PyObject *seen_content(PyObject *object, PyObject *unused)
     char print[] = "xxh3:0000000000000000";
     for (int i = 0; i < 16; i++)
         print[5 + i] = "0123456789abcdef"[seen->digest >> (60 - 4 * i) & 15];
+    const int here = seen->page == NULL;
     PyObject *made[] = {
         PyTuple_GetItem(seen->names, seen->kind),
         shape_text(seen),
-        PyFloat_FromDouble(s->low),
-        PyFloat_FromDouble(s->high),
-        PyFloat_FromDouble(s->mean),
-        PyFloat_FromDouble(s->norm),
-        PyLong_FromLongLong(s->nan),
-        PyLong_FromLongLong(s->inf),
-        PyLong_FromLongLong(s->zero),
-        PyUnicode_FromString(print),
+        here ? PyFloat_FromDouble(s->low) : nothing(),
+        here ? PyFloat_FromDouble(s->high) : nothing(),
+        here ? PyFloat_FromDouble(s->mean) : nothing(),
+        here ? PyFloat_FromDouble(s->norm) : nothing(),
+        here ? PyLong_FromLongLong(s->nan) : nothing(),
+        here ? PyLong_FromLongLong(s->inf) : nothing(),
+        here ? PyLong_FromLongLong(s->zero) : nothing(),
+        here ? PyUnicode_FromString(print) : nothing(),
     };
     enum { COUNT = sizeof made / sizeof *made };
     Py_XINCREF(made[0]);
@@ -148,9 +161,30 @@ static PyObject *seen_storage(PyObject *object, void *unused)
     return ((Seen *)object)->storage;
 }
 
-static PyMethodDef seen_methods[] = {
-    {"content", seen_content, METH_NOARGS, NULL}, {"place", seen_place, METH_NOARGS, NULL}, {NULL, NULL, 0, NULL}};
-static PyGetSetDef seen_getset[] = {{"storage", seen_storage, NULL, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL}};
+static PyObject *seen_device(PyObject *object, void *unused)
+{
+    (void)unused;
+    PyObject *device = ((Seen *)object)->device ? ((Seen *)object)->device : cpu_text;
+    Py_INCREF(device);
+    return device;
+}
+
+/* What it was measured to be on a device: a page, the first row in it, the count of rows, that of elements. */
+static PyObject *seen_measured(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    const Seen *seen = (Seen *)object;
+    return Py_BuildValue("(OLLL)", seen->page ? seen->page : Py_None, (long long)seen->first, (long long)seen->length,
+                         (long long)seen->count);
+}
+
+static PyMethodDef seen_methods[] = {{"content", seen_content, METH_NOARGS, NULL},
+                                     {"place", seen_place, METH_NOARGS, NULL},
+                                     {"measured", seen_measured, METH_NOARGS, NULL},
+                                     {NULL, NULL, 0, NULL}};
+static PyGetSetDef seen_getset[] = {{"storage", seen_storage, NULL, NULL, NULL},
+                                    {"device", seen_device, NULL, NULL, NULL},
+                                    {NULL, NULL, NULL, NULL, NULL}};
 static PyType_Slot seen_slots[] = {
     {Py_tp_dealloc, seen_dealloc}, {Py_tp_methods, seen_methods}, {Py_tp_getset, seen_getset}, {0, NULL}};
 static PyType_Spec seen_spec = {"_tape.Seen", sizeof(Seen), 0, Py_TPFLAGS_DEFAULT, seen_slots};
@@ -174,6 +208,10 @@ typedef struct {
     uint64_t digest;
     Summary summary;
 } Weight;
+
+typedef struct Device Device;
+typedef int Launch(void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned of_y, unsigned of_z,
+                   unsigned shared, void *stream, void **params, void **extra); /* cuLaunchKernel of CUDA's driver */
 
 typedef struct {
     PyObject_HEAD
@@ -201,6 +239,10 @@ typedef struct {
     int looks_in, looks_out;
     int64_t nodes; /* of autograd, when an operator ran last */
     PyObject *measured; /* by the bytes of a `Place`, those of a `Weight` */
+    Device **devices;   /* by number; NULL if tensors on devices are refused, see device.h */
+    Launch *launch;
+    PyObject *new_page, *new_kernel, *stream, *current, *capturing; /* functions */
+    PyObject *placed; /* by the bytes of a `State`, the `Seen` of this root call */
 } Tape;
 
 /* Copy a matrix whose columns lie packed, such as a transposed weight, in tiles that fill lines of the cache. */
@@ -273,6 +315,15 @@ static int measure(Tape *tape, Seen *seen, unsigned char *data, int64_t nbytes)
     return DONE;
 }
 
+static void fill_place(Place *place, const Seen *seen)
+{
+    memset(place, 0, sizeof *place);
+    place->storage = PyLong_AsLongLong(seen->storage), place->offset = seen->offset; /* whose number nobody else can get */
+    place->kind = seen->kind, place->ndim = seen->ndim;
+    for (int64_t dim = 0; dim < seen->ndim; dim++)
+        place->shape[dim] = seen->shape[dim], place->strides[dim] = seen->strides[dim];
+}
+
 /* Tell whether a tensor is a large weight of the model; then fill in its state now, and the key of its place. */
 static int is_weight(Tape *tape, const Seen *seen, PyObject *tensor, unsigned char *data, int64_t room, Weight *now,
                      PyObject **key)
@@ -291,11 +342,7 @@ static int is_weight(Tape *tape, const Seen *seen, PyObject *tensor, unsigned ch
     }
     for (int64_t i = 0; i * step < words && i < 2 * WORDS; i++)
         memcpy(&now->sample[i], data + 8 * i * step, 8);
-    memset(&place, 0, sizeof place);
-    place.storage = PyLong_AsLongLong(seen->storage), place.offset = seen->offset; /* whose number nobody else can get */
-    place.kind = seen->kind, place.ndim = seen->ndim;
-    for (int64_t dim = 0; dim < seen->ndim; dim++)
-        place.shape[dim] = seen->shape[dim], place.strides[dim] = seen->strides[dim];
+    fill_place(&place, seen);
     *key = PyBytes_FromStringAndSize((char *)&place, sizeof place);
     return *key != NULL;
 }
@@ -329,7 +376,9 @@ static unsigned char *packed_data(Tape *tape, unsigned char *data, const Tensor 
     return tape->scratch;
 }
 
-/* Fill in what a tensor is. The number of an output's storage is reserved. `values`: they are wanted, not only the place. */
+#include "device.h"
+
+/* Fill in what a tensor is. The number of an output's storage is reserved, on a device that of an input's, too. `values`: they are wanted, not only the place. */
 static int look(Tape *tape, Seen *seen, PyObject *tensor, int is_output, int values)
 {
     Tensor t;
@@ -342,7 +391,9 @@ static int look(Tape *tape, Seen *seen, PyObject *tensor, int is_output, int val
     if (tape->view(tensor, &t) != 0)
         return FAILED;
     const int64_t kind = kind_of(&t), item = t.dtype.bits / 8;
-    if (t.device.type != CPU || kind < 0 || t.ndim > MOST_DIMS || t.data == NULL)
+    const int there = t.device.type == CUDA && tape->devices && t.device.id >= 0 && t.device.id < DEVICES;
+    const int reserved = is_output || (there && values);
+    if ((t.device.type != CPU && !there) || kind < 0 || t.ndim > MOST_DIMS || t.data == NULL)
         return REFUSED;
     int64_t numel = 1, reach = 1, packed = 1;
     for (int dim = t.ndim - 1; dim >= 0; dim--) {
@@ -363,16 +414,18 @@ static int look(Tape *tape, Seen *seen, PyObject *tensor, int is_output, int val
         Py_DECREF(storage);
         return PyErr_Occurred() ? FAILED : REFUSED; /* its memory was freed, as FSDP does */
     }
-    seen->storage = is_output ? PyObject_CallMethodObjArgs(storage, weak_ref, NULL) : PyObject_GetAttr(storage, cdata);
+    seen->storage = reserved ? PyObject_CallMethodObjArgs(storage, weak_ref, NULL) : PyObject_GetAttr(storage, cdata);
     Py_DECREF(storage);
     if (!seen->storage)
         return FAILED;
-    if (is_output) {
+    if (reserved) {
         Py_INCREF(tape->release);
         seen->release = tape->release;
     }
     if (!values)
         return DONE;
+    if (there)
+        return measure_there(tape, seen, tensor, &t, numel, reach);
     unsigned char *data = (unsigned char *)t.data + t.byte_offset;
     const int64_t nbytes = numel * item;
     const int large = tape->weights && nbytes > SMALL_WEIGHT
@@ -410,7 +463,7 @@ static Seen *new_seen(Tape *tape)
 {
     Seen *seen = PyObject_New(Seen, seen_type);
     if (seen) {
-        seen->storage = seen->release = NULL;
+        seen->storage = seen->release = seen->page = seen->device = NULL;
         seen->names = tape->names;
         Py_INCREF(seen->names);
         tape->seen++;
@@ -677,6 +730,8 @@ static PyObject *tape_shut(PyObject *object, PyObject *unused)
     (void)unused;
     Tape *tape = (Tape *)object;
     tape->owner = 0;
+    if (tape->placed)
+        PyDict_Clear(tape->placed); /* the numbers of storages are given back */
     if (tape->room > MOST_SCRATCH) { /* of a weight, which is packed once */
         PyMem_Free(tape->scratch);
         tape->scratch = NULL, tape->room = 0;
@@ -745,9 +800,11 @@ static void tape_dealloc(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
     PyObject *all[] = {tape->tensor, tape->parameter, tape->plain, tape->digest, tape->release, tape->leaves,
                        tape->other, tape->busy, tape->calm, tape->modes, tape->unseen, tape->names, tape->keywords, tape->others, tape->events,
-                       tape->operators, tape->kinds, tape->numbers, tape->lines, tape->weights, tape->clock, tape->measured};
+                       tape->operators, tape->kinds, tape->numbers, tape->lines, tape->weights, tape->clock, tape->measured,
+                       tape->new_page, tape->new_kernel, tape->stream, tape->current, tape->capturing, tape->placed};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         Py_XDECREF(all[i]);
+    free_devices(tape);
     PyMem_Free(tape->known);
     PyMem_Free(tape->scratch);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
@@ -760,6 +817,7 @@ static PyMethodDef tape_methods[] = {
     {"end", (PyCFunction)(void (*)(void))tape_end, METH_FASTCALL, NULL},
     {"look", tape_look, METH_O, NULL},
     {"watch", (PyCFunction)(void (*)(void))tape_watch, METH_FASTCALL, NULL},
+    {"devices", (PyCFunction)(void (*)(void))tape_devices, METH_FASTCALL, NULL},
     {"open", tape_open, METH_NOARGS, NULL},
     {"shut", tape_shut, METH_NOARGS, NULL},
     {"take", tape_take, METH_NOARGS, NULL},
@@ -775,9 +833,9 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_tape", NULL, -1
 PyMODINIT_FUNC PyInit__tape(void)
 {
     const char *texts[] = {"is_neg", "untyped_storage", "nbytes", "storage_offset", "_cdata", "_weak_ref", "0", "__enter__", "__exit__",
-                           "_version", "f_back", "f_lasti", "tape", "slowly", "note_slowly", "end_slowly"};
+                           "_version", "cpu", "f_back", "f_lasti", "tape", "slowly", "note_slowly", "end_slowly"};
     PyObject **names[] = {&is_neg, &untyped_storage, &nbytes_name, &storage_offset, &cdata, &weak_ref, &zero_text, &enter_name, &exit_name,
-                           &version_name, &f_back, &f_lasti, &tape_name, &slowly, &note_slowly, &end_slowly};
+                           &version_name, &cpu_text, &f_back, &f_lasti, &tape_name, &slowly, &note_slowly, &end_slowly};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (!*names[i] && !(*names[i] = PyUnicode_InternFromString(texts[i])))
             return NULL;
@@ -788,7 +846,7 @@ PyMODINIT_FUNC PyInit__tape(void)
     PyObject *gate = PyType_FromSpec(&gate_spec);
     seen_type = (PyTypeObject *)PyType_FromSpec(&seen_spec);
     if (!module || !tape || !gate || !seen_type || PyModule_AddObject(module, "Tape", tape) != 0
-        || PyModule_AddObject(module, "Gate", gate) != 0)
+        || PyModule_AddObject(module, "Gate", gate) != 0 || PyModule_AddIntConstant(module, "version", VERSION) != 0)
         return NULL;
     Py_XDECREF(tape_type);
     tape_type = (PyTypeObject *)tape;

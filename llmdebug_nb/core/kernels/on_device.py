@@ -22,7 +22,7 @@ from llmdebug_nb.core.kernels.summary import real
 ROWS = 1 << 15  # of a page: 2 MiB
 COLUMNS = 8  # min, max, sum, sum of squares, counts of nan, inf and zero; 64 bytes a row
 _OF_PROGRAM, _MOST_PROGRAMS = 1 << 13, 512  # elements for each program of a launch, if not too many
-_BLOCK = 1024
+_BLOCK, _WARPS = 1024, 4
 _LARGEST = 1 << 31  # elements: the kernel counts them in 32 bits
 # dtypes that the kernel reads, and whether their values need float64
 WIDE = {
@@ -81,13 +81,13 @@ class Pages:
             return None
         with torch.no_grad():
             tensor = _readable(tensor)
-            fits = tensor.dtype in WIDE and count < _LARGEST and _has_kernel(tensor.device.type)
+            fits = tensor.dtype in WIDE and count < _LARGEST and has_kernel(tensor.device.type)
             length = programs(count) if fits else 1
             page = self.page(tensor.device, length)
             found = Measured(page, page.used, length, count)
             page.used += length
             if fits:
-                launch(tensor.contiguous(), page, found.first, length)
+                launch(tensor.contiguous(), page.rows, found.first, length)
             else:
                 page.rows[found.first, :7] = _by_torch(real(tensor), page.rows.dtype)
         return found
@@ -115,19 +115,20 @@ def figures(measured: Sequence[Measured]) -> list[Figures]:
 
 def _of_page(page: Page, measured: Sequence[Measured]) -> Iterator[Figures]:
     """Put the rows of each tensor together."""
-    ends = [each.first + each.length for each in measured]
-    read = page.read(max(page.used, *ends))
-    for each, end in zip(measured, ends, strict=True):
-        rows = read[each.first : end]
-        one = rows[0] if each.length == 1 else rows.sum(0)
-        low, high = (one[0], one[1]) if each.length == 1 else (rows[:, 0].min(), rows[:, 1].max())
-        _, _, total, squares, nan, inf, zero, _ = one.tolist()
+    read = page.read(max(page.used, *(each.first + each.length for each in measured)))
+    whole = read[[each.first for each in measured]]
+    for number, each in enumerate(measured):
+        if each.length > 1:
+            rows = read[each.first : each.first + each.length]
+            whole[number] = rows.sum(0)
+            whole[number, :2] = rows[:, 0].min(), rows[:, 1].max()
+    for each, row in zip(measured, whole.tolist(), strict=True):
+        low, high, total, squares, nan, inf, zero, _ = row
         if nan:
             low = high = math.nan
         norm = math.sqrt(squares) if squares == squares else math.nan
         # + 0.0: the sign of a zero is arbitrary
-        extremes = float(low) + 0.0, float(high) + 0.0
-        yield *extremes, total / each.size, norm, int(nan), int(inf), int(zero)
+        yield low + 0.0, high + 0.0, total / each.size, norm, int(nan), int(inf), int(zero)
 
 
 def programs(count: int) -> int:
@@ -135,16 +136,35 @@ def programs(count: int) -> int:
     return min(-(-count // _OF_PROGRAM), _MOST_PROGRAMS)
 
 
-def launch(tensor: torch.Tensor, page: Page, first: int, length: int) -> Any:
-    """Measure a packed tensor into rows of a page; return the compiled kernel."""
+def launch(
+    tensor: torch.Tensor, rows: torch.Tensor, first: int, length: int, packed: bool = True
+) -> Any:
+    """Measure a contiguous tensor into rows from ``first`` on; return the compiled kernel.
+
+    ``packed``: the kernel need not work out where each element lies.
+    """
     from llmdebug_nb.core.kernels.on_device_kernel import measure
 
     count = tensor.numel()
     with torch.cuda.device_of(tensor):  # type: ignore[no-untyped-call]
         return measure[(length,)](
-            tensor, page.rows, count, count, count, first,
-            PACKED=True, WIDE=WIDE[tensor.dtype], BLOCK=_BLOCK, num_warps=4,
+            tensor, rows, count, count, count, first,
+            PACKED=packed, WIDE=WIDE[tensor.dtype], BLOCK=_BLOCK, num_warps=_WARPS,
         )  # fmt: skip
+
+
+def compiled(
+    dtype: torch.dtype, device: torch.device, packed: bool, aligned: bool
+) -> tuple[int, int, int]:
+    """Return the kernel's handle in the driver, its threads, and bytes of shared memory.
+
+    Its arguments: where the elements and the rows are, and what follows in `measure`, in 32 bits.
+    ``aligned``: the elements begin at 16 bytes. Raises KeyError for a dtype it doesn't read.
+    """
+    rows = torch.zeros((1, COLUMNS), dtype=torch.float64, device=device)
+    elements = torch.zeros(32, dtype=dtype, device=device)[0 if aligned else 1 :]
+    made = launch(elements, rows, 0, 1, packed)
+    return made.function, 32 * _WARPS, made.metadata.shared
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:
@@ -156,7 +176,8 @@ def _readable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def _has_kernel(device: str) -> bool:
+def has_kernel(device: str) -> bool:
+    """Return whether the kernel runs on that type of device."""
     return device == "cuda" and importlib.util.find_spec("triton") is not None
 
 
