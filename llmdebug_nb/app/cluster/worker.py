@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llmdebug_nb.comparison.jobs import Job, Outcome, measured
+from llmdebug_nb.core.allocator import reused_memory
 from llmdebug_nb.core.determinism import threads
 from llmdebug_nb.core.errors import PACKAGE, StoreError
 from llmdebug_nb.store.shards import Load, Portion, Shards
@@ -82,7 +83,7 @@ def measure(
     """Measure pairs of payloads, of golden and mine. Raises UnfitError."""
     fit_for([portion.shards for portion in portions], ours)
     golden, mine = (portion.loading(_opened(portion.shards)) for portion in portions)
-    with threads(1):
+    with reused_memory(), threads(1):
         return [measured(job, golden, mine) for job in jobs]
 
 

@@ -19,6 +19,7 @@ from llmdebug_nb.app.cluster.worker import Versions
 from llmdebug_nb.app.opcheck.checking import Checker, How
 from llmdebug_nb.app.opcheck.choosing import Call
 from llmdebug_nb.app.opcheck.processes import CHUNK
+from llmdebug_nb.core.allocator import reused_memory
 from llmdebug_nb.core.opchecks import CallCheck
 from llmdebug_nb.store import reader
 from llmdebug_nb.store.run import Run
@@ -69,4 +70,5 @@ def _checked(ours: Versions, place: Shards, how: How, task: Calls) -> list[CallC
     if getattr(_own, "of", None) != (place, how):
         _own.checker, _own.of = Checker(reader.open_run(Path(place.path)), how), (place, how)
     checker: Checker = _own.checker
-    return [checker.check(call) for call in task.calls]
+    with reused_memory():
+        return [checker.check(call) for call in task.calls]
