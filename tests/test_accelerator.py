@@ -320,3 +320,79 @@ def test_runs_that_draw_other_random_numbers_there_are_told():
         with ld.dump(model, name=name):
             model(x)
     assert ld.compare("a", "b").verdict == "nondeterministic"
+
+
+class Overflowing(nn.Module):
+    """A module between two others that overflows in float16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.last(torch.exp(self.first(x) * 100).half())
+
+
+def test_an_overflow_there_is_found_by_errcheck():
+    model = Overflowing().to(DEVICE).half()
+    x = torch.randn(2, 8, device=DEVICE).half()
+    with torch.no_grad(), ld.errcheck(model) as check:
+        model(x)
+    faults = [fault for _, fault in check.result.faults]
+    assert any(fault.kind == "overflow" and "exp" in fault.call.path for fault in faults)
+
+
+def test_operators_recorded_there_are_checked_here_and_there():
+    model = model_there()
+    with torch.no_grad(), ld.dump(model, name="run", mode="aten") as run:
+        model(torch.arange(6, device=DEVICE).reshape(1, 6), use_cache=False)
+    assert ld.opcheck(run).verdict == "right"
+    assert ld.opcheck(run, device=DEVICE, dtype="float64").verdict == "right"
+    assert ld.opcheck(run, rerun=True).verdict == "right"
+
+
+def test_two_models_run_in_lockstep_here_and_there():
+    ids = torch.arange(6).reshape(1, 6)
+    golden, mine, wrong = llama(), model_there(), llama()
+    with torch.no_grad():
+        wrong.model.layers[1].mlp.up_proj.weight[3] *= 1.5
+
+    def work(model):
+        with torch.no_grad():
+            model(ids.to(model.device), use_cache=False)
+
+    assert ld.lockstep(golden, mine, work).verdict in ("match", "within_noise")
+    report = ld.lockstep(golden, wrong.to(DEVICE), work)
+    assert "layers.1.mlp.up_proj" in str(report.findings[0].path)
+
+
+def test_the_sensitivity_of_a_model_there_is_measured():
+    model = model_there()
+    found = ld.perturb(model, torch.arange(6, device=DEVICE).reshape(1, 6), kinds="ulp", top=3)
+    assert len(found.rows) > 0
+
+
+def test_a_part_of_a_tensor_and_logits_and_overflowing_calls_are_recorded_there():
+    model = model_there()
+    with ld.dump(model, name="slice", slice="[0,-1]") as run:
+        generate_there(model)
+    assert run.info()["payloads"] > 0
+    with ld.dump(model, name="logits", logits=True) as run:
+        generate_there(model)
+    assert run.tensor("lm_head", step=1).shape[-1] == model.config.vocab_size
+    bad = Overflowing().to(DEVICE).half()
+    with torch.no_grad(), ld.dump(bad, name="overflow", overflow=1) as run:
+        bad(torch.randn(2, 8, device=DEVICE).half() * 10)
+    assert {record.site.path for record in run.records()} <= {"", "last"}
+
+
+def test_the_last_steps_of_a_long_run_there_are_kept_when_a_nan_comes():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).to(DEVICE)
+    x = torch.randn(2, 8, device=DEVICE)
+    with torch.no_grad(), ld.dump(model, name="run", last=2, alarm="nan", tokens="all") as run:
+        for step in range(6):
+            if step == 4:
+                x[0, 0] = math.nan
+            model(x)
+    assert max(record.site.step for record in run.records()) >= 4
+    assert len({record.site.step for record in run.records()}) <= 4

@@ -157,6 +157,40 @@ def test_where_no_kernel_can_be_launched_the_long_way_is_gone(trouble, monkeypat
     assert set(there.device) == {"cpu"}
 
 
+def test_what_was_measured_before_a_graph_is_captured_is_not_read_back_meanwhile(monkeypatch):
+    from llmdebug_nb.core.kernels import on_device, raw
+
+    model, x = nn.Sequential(Same()), torch.randn(5)
+    captured, read = [False], on_device.Page.read
+
+    def checked(page, used):
+        assert not captured[0]
+        return read(page, used)
+
+    monkeypatch.setattr(raw, "captures_graph", lambda: captured[0])
+    monkeypatch.setattr(on_device.Page, "read", checked)
+    options = {"stats_only": True, "mode": "module+aten"}
+    with (
+        torch.no_grad(),
+        fake_device(monkeypatch) as device,
+        ld.dump(model, name="run", **options) as run,
+    ):
+        model(x)
+        x + 1  # between the calls, as capturing a graph does
+        captured[0] = device.capturing = True
+        model(x)
+        captured[0] = device.capturing = False
+        model(x)
+    found = run.to_pandas()
+    lost = found.lost.notna()
+    assert (lost == found.l2norm.isna()).all()
+    assert all("CUDA graph" in why for why in found.lost[lost])
+    assert lost[found.step == 1].all()
+    assert not lost[found.step == 2].any()
+    assert (found.step == 2).sum() == (found.step == 1).sum() > 4
+    assert run.info()["lost"] == lost.sum()
+
+
 def test_a_library_of_other_sources_is_not_used(monkeypatch):
     monkeypatch.setattr(native, "_VERSION", -1)
     for cached in (native._library, native._make):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from llmdebug_nb.core.kernels.fingerprint import fingerprint
+from llmdebug_nb.core.kernels.raw import captures_graph
 
 States = dict[str, str]  # fingerprints, by device
 
@@ -15,8 +16,7 @@ States = dict[str, str]  # fingerprints, by device
 def states() -> States:
     """Return the states of torch's generators, on all devices in use."""
     found = {"cpu": torch.default_generator}
-    # no state can be read while a graph of kernels is captured
-    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized() and not captures_graph():  # type: ignore[no-untyped-call]
         found |= {str(each.device): each for each in torch.cuda.default_generators}
     return {name: fingerprint(each.get_state().numpy().tobytes()) for name, each in found.items()}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable
 from typing import TypeAlias
 
@@ -23,16 +22,6 @@ def identity(tensor: torch.Tensor) -> Key | None:
     flags = (tensor.is_conj(), tensor.is_neg())
     offset, shape, stride = tensor.storage_offset(), tensor.shape, tensor.stride()
     return storage, version, offset, shape, stride, tensor.dtype, flags
-
-
-class ShapeTexts(dict[tuple[int, ...], str]):
-    """Sizes as JSON, made once for equal ones; ``[-1]`` for more than a dump can hold."""
-
-    def __missing__(self, shape: tuple[int, ...]) -> str:
-        text = self[shape] = (
-            json.dumps(shape) if len(shape) <= constants.MOST_DIMENSIONS else "[-1]"
-        )
-        return text
 
 
 def shape_text(tensor: torch.Tensor) -> str:

@@ -25,7 +25,7 @@ import torch
 from llmdebug_nb.capture import geometry, known_weights, rows
 from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.capture.compat import pytorch
-from llmdebug_nb.capture.geometry import Key, ShapeTexts, on_host
+from llmdebug_nb.capture.geometry import Key, on_host
 from llmdebug_nb.capture.kept_sources import KeptSources
 from llmdebug_nb.capture.known_weights import KnownWeights
 from llmdebug_nb.capture.operators.view_chains import ViewChains
@@ -43,7 +43,15 @@ from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.errors import StoreError
 from llmdebug_nb.core.kernels import summary as kernel
 from llmdebug_nb.core.kernels.fingerprint import ALGORITHM, ALGORITHMS, fingerprint
-from llmdebug_nb.core.kernels.raw import dtype_name, memory, plain, to_bytes, unreadable, view
+from llmdebug_nb.core.kernels.raw import (
+    CAPTURED,
+    dtype_name,
+    memory,
+    plain,
+    to_bytes,
+    unreadable,
+    view,
+)
 from llmdebug_nb.core.masking import masked
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import RootCall, View
@@ -89,7 +97,6 @@ class Recorder:
         self._reserved: list[int] = []  # storage numbers that no other storage may take meanwhile
         self._seen_class = native.seen_class()
         self._seen: list[Seen] = []  # outputs, which reserve those of their storages
-        self._shape_texts = ShapeTexts()
         self._waiting = WaitingRows()
         self._look = native.look()
         self._placements = Placements(sink)
@@ -184,9 +191,8 @@ class Recorder:
         tensor, _ = self._placements.local(tensor)
         where = memory(tensor) if on_host(tensor) and not tensor.is_nested else None
         if where is not None:
-            kind = f"{dtype_name(tensor)} {self._shape_texts[tensor.shape]}"
-            content = fingerprint(view(tensor, where))
-            self._add_scalars(call, "weight", [(slot, kind, content)])
+            kind = f"{dtype_name(tensor)} {geometry.shape_text(tensor)}"
+            self._add_scalars(call, "weight", [(slot, kind, fingerprint(view(tensor, where)))])
 
     def record_call(self, call: RecordedCall) -> None:
         """Record that a call began, with its execution id. Call it in execution order."""
@@ -307,10 +313,8 @@ class Recorder:
             where = memory(tensor)
         data = view(tensor, where) if where else to_bytes(tensor) if on_host(tensor) else None
         if data is None:
-            known, key = (
-                self._by_place,
-                geometry.identity(tensor) if self.recognizes_places else None,
-            )
+            known = self._by_place
+            key = geometry.identity(tensor) if self.recognizes_places else None
         else:
             row[rows.FINGERPRINT] = fingerprint(data)
             known, key = self._by_content, (row[rows.FINGERPRINT], row[rows.DTYPE], row[rows.SHAPE])
@@ -428,7 +432,8 @@ class Recorder:
     def flush(self, calls: Iterable[RootCall] = ()) -> None:
         """Read the statistics of accelerator tensors back, once per device, and commit the rows."""
         with self._lock:
-            self._waiting.fill()
+            for without in self._waiting.fill():
+                self._lose(without, CAPTURED)
             made, scalars, self._rows, self._scalars = self._rows, self._scalars, [], []
             ops, ids, self._operators, self._call_ids = self._operators, self._call_ids, [], []
             self.watch(made)

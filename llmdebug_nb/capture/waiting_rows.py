@@ -7,7 +7,7 @@ import torch
 from llmdebug_nb.capture import rows
 from llmdebug_nb.capture.tape.native import Seen
 from llmdebug_nb.core.columns import Row
-from llmdebug_nb.core.kernels import on_device
+from llmdebug_nb.core.kernels import on_device, raw
 from llmdebug_nb.core.kernels.on_device import Measured, Pages
 
 
@@ -36,13 +36,22 @@ class WaitingRows:
         """Let a row wait for the statistics of another one."""
         self._copies.append((row, known))
 
-    def fill(self) -> None:
-        """Write the statistics into all rows that wait for them. Waits for the devices."""
+    def fill(self) -> list[Row]:
+        """Write the statistics into all rows that wait for them. Waits for the devices.
+
+        Return the rows that have to do without, as a CUDA graph is captured now.
+        """
         measured, copies = self._measured, self._copies
         self._measured, self._copies = [], []
-        if measured:
+        without = [row for row, _ in measured] if measured and raw.captures_graph() else []
+        if measured and not without:
             figures = on_device.figures([each for _, each in measured])
             for (row, _), row_figures in zip(measured, figures, strict=True):
                 row[rows.STATISTICS] = row_figures
+        numbers = {id(row) for row in without}
         for row, known in copies:
             row[rows.STATISTICS] = known[rows.STATISTICS]
+            if id(known) in numbers:
+                numbers.add(id(row))
+                without.append(row)
+        return without

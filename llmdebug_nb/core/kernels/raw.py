@@ -40,9 +40,17 @@ def unreadable(tensor: torch.Tensor) -> str | None:
         return f"{type(tensor).__name__} wraps its values"
     if tensor.dtype not in DTYPE_NAMES and tensor.dtype not in _QUANTISED:
         return f"dtype {dtype_name(tensor)} is not supported"
-    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-        return "a CUDA graph was captured: it has values when it is replayed"
+    if tensor.is_cuda and captures_graph():
+        return CAPTURED
     return None
+
+
+CAPTURED = "a CUDA graph was captured: it has values when it is replayed"
+
+
+def captures_graph() -> bool:
+    """Return whether a CUDA graph is captured: nothing may be read back from the device then."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[Any]]:
