@@ -27,6 +27,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Report": "app.report",
     "Run": "store.run",
+    "check_ranks": "app.rank_check",
     "compare": "app.compare",
     "copy_run": "app.copying",
     "delete_run": "app.runs",
@@ -97,6 +98,7 @@ if TYPE_CHECKING:
     from llmdebug_nb.app.logits.check import logits as logits
     from llmdebug_nb.app.opcheck.check import opcheck as opcheck
     from llmdebug_nb.app.perturbing.perturb import perturb as perturb
+    from llmdebug_nb.app.rank_check import check_ranks as check_ranks
     from llmdebug_nb.app.recording import dump as dump
     from llmdebug_nb.app.report import Report as Report
     from llmdebug_nb.app.runs import delete_run as delete_run

@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import llmdebug_nb as ld
-from llmdebug_nb.app.rank_check import check_ranks
 from llmdebug_nb.capture.ranks import NOT_WAITED
 from llmdebug_nb.cli import main
 from llmdebug_nb.comparison.collectives import fault
@@ -114,7 +113,7 @@ def test_what_an_asynchronous_collective_gives_is_recorded_when_the_program_wait
         ]
     lost = [process["lost"] for process in run.source.processes]
     assert lost == [{NOT_WAITED: 1}] * 2
-    assert check_ranks(run).ok
+    assert ld.check_ranks(run).ok
 
 
 def test_messages_between_ranks_are_recorded_with_what_was_sent_and_received(
@@ -132,14 +131,14 @@ def test_messages_between_ranks_are_recorded_with_what_was_sent_and_received(
         )
         assert len(sent) == len(got) == 3
         assert all(torch.equal(run.load(a), run.load(b)) for a, b in zip(sent, got, strict=True))
-    found = check_ranks(run)
+    found = ld.check_ranks(run)
     assert found.ok
     assert (found.collectives, found.unchecked) == (6, {})
     assert run.info()["lost"] == 0
 
 
 def test_a_message_that_is_not_what_was_sent_is_named(server: Server, tmp_path: Path) -> None:
-    found = check_ranks(server.record(tmp_path, "messages", "garbled", ranks=2))
+    found = ld.check_ranks(server.record(tmp_path, "messages", "garbled", ranks=2))
     assert {fault.ranks for fault in found.faults} == {(1,)}
     assert len(found.faults) == 3
     assert "rank 1 has another result than what its ranks put in (error 0.25)" in str(found)
@@ -148,14 +147,14 @@ def test_a_message_that_is_not_what_was_sent_is_named(server: Server, tmp_path: 
 def test_messages_that_one_rank_did_not_record_are_counted_and_no_fault(
     server: Server, tmp_path: Path
 ) -> None:
-    found = check_ranks(server.record(tmp_path, "one_way", ranks=2, tokens="0-1"))
+    found = ld.check_ranks(server.record(tmp_path, "one_way", ranks=2, tokens="0-1"))
     assert found.ok
     assert found.collectives > 0
     assert sum(found.unchecked.values()) > 0
 
 
 def test_passes_that_are_not_reduced_are_no_replicas(server: Server, tmp_path: Path) -> None:
-    found = check_ranks(server.record(tmp_path, "halves", ranks=2))
+    found = ld.check_ranks(server.record(tmp_path, "halves", ranks=2))
     assert found.ok, str(found)
 
 
@@ -255,7 +254,7 @@ def test_torchrun_records_placements_in_an_unedited_program(tmp_path: Path) -> N
     worlds = [process["world"] for process in run.source.processes]
     assert worlds[0]["job"] == worlds[1]["job"] != ""
     assert str(run.find("layers.0.down", role="weight", rank=1).placed) == "tp: shard 1"
-    assert check_ranks(run).ok
+    assert ld.check_ranks(run).ok
 
 
 # -- one rank of several --------------------------------------------------------------------------
@@ -499,7 +498,7 @@ def test_the_explorer_lists_the_rows_of_a_rank_and_offers_those_that_there_are(
     "name", [name for name, case in CASES.items() if case.ranks > 1 and not case.warmup]
 )
 def test_ranks_of_a_right_program_agree(server: Server, tmp_path: Path, name: str) -> None:
-    found = check_ranks(CASES[name].mine_of(server, tmp_path))
+    found = ld.check_ranks(CASES[name].mine_of(server, tmp_path))
     assert found.ok, str(found)
     assert found.replicas + found.collectives > 0
     assert not found.unchecked
@@ -511,7 +510,7 @@ def test_ranks_of_a_right_program_agree(server: Server, tmp_path: Path, name: st
 def test_a_replica_that_is_out_of_step_is_named(
     server: Server, tmp_path: Path, name: str, path: str
 ) -> None:
-    found = check_ranks(CASES[name].mine_of(server, tmp_path, "stale"))
+    found = ld.check_ranks(CASES[name].mine_of(server, tmp_path, "stale"))
     (only,) = found.faults
     assert (only.kind, only.site.path, only.site.role) == ("out of step", path, "weight")
     assert only.ranks == (0, 1)  # of two, each may be the stale one
@@ -519,7 +518,7 @@ def test_a_replica_that_is_out_of_step_is_named(
 
 
 def test_of_four_replicas_the_one_that_differs_is_named(server: Server, tmp_path: Path) -> None:
-    found = check_ranks(server.record(tmp_path, "ddp", "stale", ranks=4))
+    found = ld.check_ranks(server.record(tmp_path, "ddp", "stale", ranks=4))
     (only,) = found.faults
     assert only.ranks == (1,)
     assert only.says == "rank 1 differs by 0.2 from the 3 others"
@@ -536,7 +535,7 @@ def test_of_four_replicas_the_one_that_differs_is_named(server: Server, tmp_path
 def test_a_collective_that_does_not_give_what_was_put_in_is_named(
     server: Server, tmp_path: Path, bug: str, ranks: tuple[int, ...], says: str
 ) -> None:
-    found = check_ranks(server.record(tmp_path, "manual", bug, ranks=2))
+    found = ld.check_ranks(server.record(tmp_path, "manual", bug, ranks=2))
     wrong = [fault for fault in found.faults if fault.kind == "wrong result"]
     assert [fault.site.path for fault in wrong] == [
         "layers.0.down/Distributed.all_reduce", "layers.1.down/Distributed.all_reduce",
