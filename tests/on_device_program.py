@@ -47,7 +47,7 @@ def strided(whole: torch.Tensor, inner: int, stride: int, count: int) -> on_devi
 
 
 def main() -> None:
-    on_device.has_kernel = lambda device: True
+    on_device._kernel_works = lambda device: True
     pages, found = on_device.Pages(), []
     for tensor in tensors():
         (got,) = on_device.figures([pages.measure(tensor)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -119,6 +121,92 @@ def test_a_tensor_that_changes_in_place_is_measured_anew(monkeypatch):
     assert found["max"].tolist() == [3, 3, 6, 6]
 
 
+class AddsInPlace(nn.Module):
+    def forward(self, x):
+        y = x.clone()
+        for _ in range(3):
+            y.add_(1)
+            z = y * 1
+        return y.relu_(), z, y.index_fill_(0, torch.tensor([0]), 7)
+
+
+@pytest.mark.parametrize("part", ["both", "in", "out"])
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
+@pytest.mark.parametrize("tensors", [True, False], ids=["tensors", "statistics"])
+def test_what_an_operator_changes_in_place_is_recorded_as_it_is_then(
+    part, grad, tensors, monkeypatch
+):
+    model, x = AddsInPlace(), torch.full((8,), 3.0)
+
+    def record(name):
+        options = {"mode": "module+aten", "part": part, "stats_only": not tensors}
+        with ld.dump(model, name=name, tokens="all", **options) as run:
+            for _ in range(3):
+                model(x)
+        return run
+
+    with torch.set_grad_enabled(grad):
+        here = record("here")
+        with fake_device(monkeypatch):
+            there = record("there")
+    columns = ["step", "path", "call", "role", "slot", "min", "max", "l2norm"]
+    assert here.to_pandas()[columns].equals(there.to_pandas()[columns])
+    for a, b in zip(here.records(), there.records(), strict=True):
+        assert not tensors or torch.equal(here.load(a), there.load(b))
+
+
+def test_what_a_collective_changes_is_measured_anew(monkeypatch):
+    class Reduces(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part, self.rest = Same(), nn.Identity()
+
+        def forward(self, x):
+            y = self.part(x)
+            torch.distributed.all_reduce(y)
+            return self.rest(y)
+
+    def doubled(tensor, *args, **kwargs):
+        tensor.data.mul_(2)  # counts no version
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", doubled)
+    model = Reduces()
+    with torch.no_grad(), fake_device(monkeypatch):
+        there = rows(model, lambda: model(torch.full((8,), 3.0)))
+    assert there["max"][there.path == "rest"].tolist() == [6, 6]
+
+
+def test_what_cannot_be_read_back_is_said_and_the_dump_stays_whole(monkeypatch):
+    from llmdebug_nb.core.kernels import on_device
+
+    model, x, fails = nn.Sequential(Same()), torch.randn(5), [False]
+    read = on_device.Page.read
+
+    def failing(page, used):
+        if fails[0]:
+            raise RuntimeError("CUDA error: device-side assert triggered\nand more")
+        return read(page, used)
+
+    monkeypatch.setattr(on_device.Page, "read", failing)
+    with (
+        torch.no_grad(),
+        fake_device(monkeypatch),
+        ld.dump(model, name="run", stats_only=True) as run,
+    ):
+        model(x)
+        fails[0] = True
+        model(x)
+        fails[0] = False
+        model(x)
+    found = ld.open_run("run").to_pandas()
+    lost = found.lost.notna()
+    assert found.step[lost].unique().tolist() == [1]
+    assert lost.sum() == 4
+    assert all("device-side assert triggered" in why for why in found.lost[lost])
+    assert found.l2norm[~lost].notna().all()
+    assert run.info()["lost"] == 4
+
+
 def test_storages_that_follow_each_other_at_one_address_are_told_apart(monkeypatch):
     model = nn.Sequential(Same())
     values = [float(number) for number in range(200)]
@@ -202,3 +290,26 @@ def test_a_library_of_other_sources_is_not_used(monkeypatch):
     finally:
         for cached in (native._library, native._make):
             cached.cache_clear()
+
+
+def test_where_triton_cannot_compile_torch_measures(monkeypatch):
+    from llmdebug_nb.core.kernels import on_device
+
+    def compiled(*args):
+        raise OSError("Failed to find C compiler")
+
+    monkeypatch.setattr(on_device, "compiled", compiled)
+    on_device._kernel_works.cache_clear()
+    assert not on_device._kernel_works(torch.device("cuda", 0))
+    on_device._kernel_works.cache_clear()
+
+
+def test_c_and_python_divide_tensors_among_programs_alike():
+    from llmdebug_nb.core.kernels import on_device
+
+    header = Path(native.__file__).with_name("device.h").read_text(encoding="utf-8")
+    found = re.search(r"OF_PROGRAM = 1 << (\d+), MOST_PROGRAMS = (\d+), BLOCK = (\d+)", header)
+    shift, programs, block = map(int, found.groups())
+    ours = on_device._OF_PROGRAM, on_device._MOST_PROGRAMS, on_device._BLOCK
+    assert (1 << shift, programs, block) == ours
+    assert 2**31 - programs * block == on_device._LARGEST  # the counter of its loop has 32 bits

@@ -146,6 +146,7 @@ class Ranks:
 
     def end_wait(self, work: object) -> None:
         """Record what an asynchronous collective gave: the program waited for it just now."""
+        self.forget_versions()
         found = self._running.pop(work, None)
         if found is not None:
             self._unwaited -= 1
@@ -155,6 +156,13 @@ class Ranks:
         """Close the call of a collective, also after an error."""
         if call.phase == "forward":
             self._observer.thread.leave(call.path)
+
+    def forget_versions(self) -> None:
+        """Recognise no tensor of a device any more: torch counts no change by a collective."""
+        if self._observer.player is not None:
+            self._observer.player.tape.forget()
+        if self._keeps:
+            self._recorder.devices.forget()
 
     # -- gradients --------------------------------------------------------------------------------
 

@@ -43,15 +43,7 @@ from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.errors import StoreError
 from llmdebug_nb.core.kernels import summary as kernel
 from llmdebug_nb.core.kernels.fingerprint import ALGORITHM, ALGORITHMS, fingerprint
-from llmdebug_nb.core.kernels.raw import (
-    CAPTURED,
-    dtype_name,
-    memory,
-    plain,
-    to_bytes,
-    unreadable,
-    view,
-)
+from llmdebug_nb.core.kernels.raw import dtype_name, memory, plain, to_bytes, unreadable, view
 from llmdebug_nb.core.masking import masked
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import RootCall, View
@@ -67,7 +59,7 @@ class Recorder:
     ``records``, ``kept``: count of rows, and of rows with a payload. ``distinct``: of payloads.
     ``lost``: by reason, the count of wanted payloads that are missing. ``failure``: the error of a
     sink that can't go on (disk full); recording then continues without it and counts.
-    ``recognizes_places``: a tensor on an accelerator is recognised by its place and version.
+    ``devices``: the rows of tensors on accelerators.
     ``watch``: is shown all rows before they are committed. ``weights``: those of the models.
     """
 
@@ -76,7 +68,6 @@ class Recorder:
         self.records = self.kept = self.distinct = 0
         self.lost: Counter[str] = Counter()
         self.failure: StoreError | None = None
-        self.recognizes_places = True
         self.watch: Callable[[list[Row]], None] = lambda made: None
         self._policy = Policy(options, sink.shortage)
         other = options.fingerprint != ALGORITHM
@@ -89,7 +80,6 @@ class Recorder:
         self._chains = ViewChains()
         self._scalars: list[ScalarRow] = []
         self._by_content: dict[Key, Row] = {}  # XXH3, dtype, shape -> the row that describes it
-        self._by_place: dict[Key, Row] = {}  # the same by identity, within one root call
         self.weights = KnownWeights()
         # storage number -> the record of the last output in it
         self._producers: dict[int | None, int] = {}
@@ -97,7 +87,8 @@ class Recorder:
         self._reserved: list[int] = []  # storage numbers that no other storage may take meanwhile
         self._seen_class = native.seen_class()
         self._seen: list[Seen] = []  # outputs, which reserve those of their storages
-        self._waiting = WaitingRows()
+        self.devices = WaitingRows()
+        self._uncounted = False  # the tensor at hand may have changed without a new version
         self._look = native.look()
         self._placements = Placements(sink)
 
@@ -135,6 +126,8 @@ class Recorder:
                 return
             place, views, placed = None, None, None
             is_output = role == "output"
+            # torch counts a change in place only after a dispatch mode has seen the operator
+            self._uncounted = role != "input" and call.level == "aten"
             try:
                 if pytorch.is_wrapped(tensor):
                     tensor = pytorch.plain(tensor)
@@ -168,7 +161,7 @@ class Recorder:
                     ]  # fmt: skip
                     self._rows.append(row)
                     if device != "cpu":
-                        self._waiting.add(row, leaf)
+                        self.devices.add(row, leaf)
                     if is_output:
                         producers[storage] = number
                         self._seen.append(leaf)
@@ -313,16 +306,14 @@ class Recorder:
             where = memory(tensor)
         data = view(tensor, where) if where else to_bytes(tensor) if on_host(tensor) else None
         if data is None:
-            known = self._by_place
-            key = geometry.identity(tensor) if self.recognizes_places else None
+            first = self.devices.known(row, tensor, self._uncounted)
         else:
             row[rows.FINGERPRINT] = fingerprint(data)
-            known, key = self._by_content, (row[rows.FINGERPRINT], row[rows.DTYPE], row[rows.SHAPE])
-        if key:
-            first = known.setdefault(key, row)
-            if first is not row:
-                self._repeat(row, first)
-                return
+            key = row[rows.FINGERPRINT], row[rows.DTYPE], row[rows.SHAPE]
+            first = self._by_content.setdefault(key, row)
+        if first is not row:
+            self._repeat(row, first)
+            return
         if data is not None and self._shown_fingerprint is not None:
             row[rows.FINGERPRINT] = self._shown_fingerprint(data)
         self._fill_statistics(row, tensor, where)
@@ -346,7 +337,7 @@ class Recorder:
         """Describe a row like that of an equal tensor."""
         row[rows.CONTENT] = known[rows.CONTENT]
         if row[rows.MIN] is None:
-            self._waiting.repeat(row, known)
+            self.devices.repeat(row, known)
         if known[rows.OFFSET] is not None:
             row[rows.KEPT], row[rows.KEPT_SHAPE] = known[rows.KEPT], known[rows.KEPT_SHAPE]
             self.kept += 1
@@ -361,8 +352,8 @@ class Recorder:
             if on_host(tensor):
                 row[rows.STATISTICS] = kernel.figures(tensor, where)
             else:
-                self._waiting.measure(row, tensor)
-        except (RuntimeError, NotImplementedError):
+                self.devices.measure(row, tensor)
+        except NotImplementedError:
             pass  # packed fp4, for example: its bytes can be kept, its values can't be read
 
     # -- payloads -------------------------------------------------------------------------------
@@ -416,7 +407,7 @@ class Recorder:
             self._seen.clear()
             pytorch.release_storage_numbers(reserved)
             self._chains.clear()
-            self._by_place.clear()
+            self.devices.forget()
 
     def forget(self, calls: Collection[int], into: int) -> None:
         """Drop root calls; later steps share no values with earlier ones. ``into``: see `Sink`."""
@@ -432,8 +423,10 @@ class Recorder:
     def flush(self, calls: Iterable[RootCall] = ()) -> None:
         """Read the statistics of accelerator tensors back, once per device, and commit the rows."""
         with self._lock:
-            for without in self._waiting.fill():
-                self._lose(without, CAPTURED)
+            rows_without, why = self.devices.fill()
+            for row in rows_without:
+                if row[rows.OFFSET] is None:  # else its values are there
+                    self._lose(row, why)
             made, scalars, self._rows, self._scalars = self._rows, self._scalars, [], []
             ops, ids, self._operators, self._call_ids = self._operators, self._call_ids, [], []
             self.watch(made)

@@ -1,28 +1,51 @@
-"""Rows whose statistics still lie on a device: they are read together, and rarely."""
+"""Rows of tensors on devices: which are of one tensor, and which wait for their statistics.
+
+Statistics lie on the device until they are read together, and rarely.
+"""
 
 from __future__ import annotations
 
 import torch
 
-from llmdebug_nb.capture import rows
+from llmdebug_nb.capture import geometry, rows
+from llmdebug_nb.capture.geometry import Key
 from llmdebug_nb.capture.tape.native import Seen
 from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.kernels import on_device, raw
 from llmdebug_nb.core.kernels.on_device import Measured, Pages
 
+CAPTURED = "its statistics could not be read back: a CUDA graph was captured then"
+
 
 class WaitingRows:
-    """Rows that wait for the statistics of their own tensor, or for those of another row."""
+    """Rows that wait for the statistics of their own tensor, or for those of another row.
+
+    ``recognizes``: a tensor is recognised by its place and version, within one root call.
+    """
 
     def __init__(self) -> None:
+        self.recognizes = True
         self._pages = Pages()
+        self._by_place: dict[Key, Row] = {}
         self._measured: list[tuple[Row, Measured]] = []
         self._copies: list[tuple[Row, Row]] = []
+
+    def known(self, row: Row, tensor: torch.Tensor, changed: bool) -> Row:
+        """Return the first row of a tensor as it is now: ``row`` itself if there is none.
+
+        ``changed``: it may have changed without a new version.
+        """
+        key = geometry.identity(tensor) if self.recognizes and not changed else None
+        return row if key is None else self._by_place.setdefault(key, row)
+
+    def forget(self) -> None:
+        """Recognise no tensor any more: a root call ends, or versions do not tell of a change."""
+        self._by_place.clear()
 
     def measure(self, row: Row, tensor: torch.Tensor) -> None:
         """Measure a tensor on its device; it may change afterwards.
 
-        Raises RuntimeError or NotImplementedError if its values can't be read.
+        Raises RuntimeError (NotImplementedError: its values can't be read).
         """
         measured = self._pages.measure(tensor)
         if measured is not None:
@@ -36,22 +59,33 @@ class WaitingRows:
         """Let a row wait for the statistics of another one."""
         self._copies.append((row, known))
 
-    def fill(self) -> list[Row]:
+    def fill(self) -> tuple[list[Row], str]:
         """Write the statistics into all rows that wait for them. Waits for the devices.
 
-        Return the rows that have to do without, as a CUDA graph is captured now.
+        Return the rows that have to do without, and why: nothing can be read while a CUDA graph is
+        captured, or after the program has done something illegal on the device.
         """
         measured, copies = self._measured, self._copies
         self._measured, self._copies = [], []
-        without = [row for row, _ in measured] if measured and raw.captures_graph() else []
-        if measured and not without:
-            figures = on_device.figures([each for _, each in measured])
-            for (row, _), row_figures in zip(measured, figures, strict=True):
-                row[rows.STATISTICS] = row_figures
+        why = self._read(measured)
+        without = [row for row, _ in measured] if why else []
         numbers = {id(row) for row in without}
         for row, known in copies:
             row[rows.STATISTICS] = known[rows.STATISTICS]
             if id(known) in numbers:
                 numbers.add(id(row))
                 without.append(row)
-        return without
+        return without, why
+
+    def _read(self, measured: list[tuple[Row, Measured]]) -> str:
+        """Read the statistics of rows back; return why that failed, or ""."""
+        if measured and raw.captures_graph():
+            return CAPTURED
+        try:
+            figures = on_device.figures([each for _, each in measured]) if measured else []
+        except RuntimeError as error:
+            first_line = str(error).partition("\n")[0]
+            return f"its statistics could not be read back: {type(error).__name__}: {first_line}"
+        for (row, _), row_figures in zip(measured, figures, strict=True):
+            row[rows.STATISTICS] = row_figures
+        return ""

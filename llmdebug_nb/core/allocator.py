@@ -38,10 +38,15 @@ def reused_memory() -> Iterator[None]:
         with _changing:
             _users.pop()
             if not _users:  # no other thread is in such a block
-                asked = os.environ.get(_ASKED, "")
-                library.mallopt(_MMAP, _USUAL)
-                library.mallopt(_TRIM, int(asked) if asked.isdecimal() else _USUAL)
+                library.mallopt(_MMAP, _asked("MALLOC_MMAP_THRESHOLD_"))
+                library.mallopt(_TRIM, _asked(_ASKED))
                 library.malloc_trim(0)
+
+
+def _asked(name: str) -> int:
+    """Return the threshold that the environment asks for, in bytes."""
+    value = os.environ.get(name, "")
+    return int(value) if value.isdecimal() else _USUAL
 
 
 def _glibc() -> ctypes.CDLL | None:

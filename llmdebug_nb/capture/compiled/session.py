@@ -59,7 +59,7 @@ class CompiledModules:
         self._finder = RootFinder(parts, self, describe, any_model=not models, compiled=True)
         self._given = [root for model in models if (root := self._adopt(model)) is not None]
         for recorder in parts.recorders:
-            recorder.recognizes_places = False  # kernels write without counting versions
+            recorder.devices.recognizes = False  # kernels write without counting versions
         self.graphs = Graphs(self, parts.options)
         self._function: Root | None = None  # the root, if it is a compiled function
         self._frame: FrameType | None = None  # of its last call

@@ -26,6 +26,7 @@ class CollectiveListener(Protocol):
     ) -> OpenCall | None: ...
     def end_collective(self, call: OpenCall, result: object) -> None: ...
     def leave_collective(self, call: OpenCall) -> None: ...
+    def forget_versions(self) -> None: ...
     def end_wait(self, work: object) -> None: ...
 
 
@@ -47,17 +48,19 @@ def _through(
 
     What it writes to later is recorded when the program waits for it (`_waited`).
     """
-    call = None
-    if not pytorch.tracing():
-        call = listener.guarded(listener.begin_collective, name, run, args, kwargs)
-    if call is None:
+    if pytorch.tracing():
         return run(*args, **kwargs)
+    call = listener.guarded(listener.begin_collective, name, run, args, kwargs)
     try:
         result = run(*args, **kwargs)
     except BaseException:
-        listener.leave_collective(call)
+        if call is not None:
+            listener.leave_collective(call)
         raise
-    listener.guarded(listener.end_collective, call, result)
+    finally:
+        listener.forget_versions()
+    if call is not None:
+        listener.guarded(listener.end_collective, call, result)
     return result
 
 

@@ -2,8 +2,9 @@
 
    The kernel and the pages come from Python, see devices.py. What was measured is a page and rows of it, see on_device.py. */
 
-enum { CUDA = 2 /* in DLPack */, DEVICES = 16, OF_PROGRAM = 1 << 13, MOST_PROGRAMS = 512 /* as in on_device.py */ };
-static const int64_t LARGEST = (int64_t)1 << 31; /* elements: the kernel counts them in 32 bits */
+enum { CUDA = 2 /* in DLPack */, DEVICES = 16 /* and streams */ };
+enum { OF_PROGRAM = 1 << 13, MOST_PROGRAMS = 512, BLOCK = 1024 }; /* as in on_device.py */
+static const int64_t LARGEST = ((int64_t)1 << 31) - MOST_PROGRAMS * BLOCK; /* elements, likewise */
 
 typedef struct {
     void *function; /* NULL if it can't be had */
@@ -11,7 +12,10 @@ typedef struct {
     int asked;
 } Kernel;
 
+/* A stream of a device. Only that stream writes to its pages. */
 struct Device {
+    int index;
+    long long stream;
     PyObject *page, *name; /* the open page; the device, as text */
     void *rows;
     int64_t used, room;
@@ -67,12 +71,20 @@ static long long number_of(PyObject *function, PyObject *argument)
     return number;
 }
 
-/* Return a device with a page that has room for so many rows; NULL with an exception. */
-static Device *device_with_room(Tape *tape, int index, int64_t rows)
+/* Return a stream of a device with a page that has room for so many rows; NULL if there is none. */
+static Device *device_with_room(Tape *tape, int index, long long stream, int64_t rows)
 {
-    Device *device = tape->devices[index];
-    if (!device && !(device = tape->devices[index] = PyMem_Calloc(1, sizeof(Device))))
-        return (Device *)PyErr_NoMemory();
+    int at = 0;
+    while (at < DEVICES && tape->devices[at] && (tape->devices[at]->index != index || tape->devices[at]->stream != stream))
+        at++;
+    if (at == DEVICES)
+        return NULL;
+    Device *device = tape->devices[at];
+    if (!device) {
+        if (!(device = tape->devices[at] = PyMem_Calloc(1, sizeof(Device))))
+            return (Device *)PyErr_NoMemory();
+        device->index = index, device->stream = stream;
+    }
     if (device->page && device->used + rows <= device->room)
         return device;
     PyObject *made = PyObject_CallFunction(tape->new_page, "i", index), *page, *name;
@@ -124,11 +136,11 @@ static int launch(Tape *tape, Seen *seen, const Tensor *t, int64_t count, int64_
     const int64_t length = count <= OF_PROGRAM * (int64_t)MOST_PROGRAMS ? (count + OF_PROGRAM - 1) / OF_PROGRAM : MOST_PROGRAMS;
     if (number_of(tape->current, NULL) != index)
         return PyErr_Occurred() ? FAILED : REFUSED;
-    Device *device = device_with_room(tape, index, length);
-    PyObject *number = device ? PyLong_FromLong(index) : NULL;
+    PyObject *number = PyLong_FromLong(index);
     const long long stream = number ? number_of(tape->stream, number) : -1;
     Py_XDECREF(number);
-    if (PyErr_Occurred() || !device)
+    Device *device = PyErr_Occurred() ? NULL : device_with_room(tape, index, stream, length);
+    if (!device)
         return PyErr_Occurred() ? FAILED : REFUSED;
     Kernel *kernel = kernel_for(tape, device, index, seen->kind, inner == count, ((uintptr_t)data & 15) == 0);
     if (!kernel)
@@ -142,8 +154,26 @@ static int launch(Tape *tape, Seen *seen, const Tensor *t, int64_t count, int64_
     Py_INCREF(device->page);
     seen->page = device->page;
     seen->first = device->used, seen->length = length, seen->count = count;
+    seen->device = device->name;
+    Py_INCREF(seen->device);
     device->used += length;
     return DONE;
+}
+
+/* Tell whether an operator that has just run may have written to a tensor that it gives. Torch counts a change in place
+   only afterwards. */
+static int is_written(Tape *tape, const Seen *seen)
+{
+    if (!tape->inputs)
+        return 0;
+    if (!tape->looks_in)
+        return 1; /* nobody knows its inputs */
+    for (Py_ssize_t i = 0; i < PyList_Size(tape->inputs); i++) {
+        PyObject *leaf = PyTuple_GetItem(PyList_GetItem(tape->inputs, i), 1);
+        if (Py_TYPE(leaf) == seen_type && PyObject_RichCompareBool(((Seen *)leaf)->storage, seen->storage, Py_EQ) != 0)
+            return 1;
+    }
+    return 0;
 }
 
 /* Measure a tensor on its device, once in a root call while it stays as it is. */
@@ -159,26 +189,32 @@ static int measure_there(Tape *tape, Seen *seen, PyObject *tensor, const Tensor 
     PyObject *version = PyObject_GetAttr(tensor, version_name), *key = NULL;
     state.version = version ? PyLong_AsLongLong(version) : -1;
     Py_XDECREF(version);
-    if (!PyErr_Occurred())
+    if (!PyErr_Occurred() && !is_written(tape, seen))
         key = PyBytes_FromStringAndSize((char *)&state, sizeof state);
     PyErr_Clear(); /* of an inference tensor nobody keeps the version: it is measured each time */
     const Seen *known = key ? (const Seen *)PyDict_GetItemWithError(tape->placed, key) : NULL;
     int done = known || !PyErr_Occurred() ? DONE : FAILED;
     if (known) {
         Py_INCREF(known->page);
-        seen->page = known->page;
+        Py_INCREF(known->device);
+        seen->page = known->page, seen->device = known->device;
         seen->first = known->first, seen->length = known->length, seen->count = known->count;
     } else if (done == DONE) {
         done = launch(tape, seen, t, count, reach);
         if (done == DONE && key)
             done = PyDict_SetItem(tape->placed, key, (PyObject *)seen) == 0 ? DONE : FAILED;
     }
-    if (done == DONE) {
-        seen->device = tape->devices[t->device.id]->name;
-        Py_INCREF(seen->device);
-    }
     Py_XDECREF(key);
     return done;
+}
+
+/* forget(): versions do not tell of what has changed. */
+static PyObject *tape_forget(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    if (((Tape *)object)->placed)
+        PyDict_Clear(((Tape *)object)->placed);
+    Py_RETURN_NONE;
 }
 
 /* devices(launch, new_page, new_kernel, stream, current, capturing): tensors on CUDA devices can be measured, too. */

@@ -44,7 +44,7 @@ def means() -> Means | None:
 @cache
 def _launch_of_driver() -> int | None:
     """Return the address of the driver's function that launches kernels, or None."""
-    if torch.version.cuda is None or not on_device.has_kernel("cuda"):
+    if torch.version.cuda is None or not on_device.has_triton():
         return None
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")

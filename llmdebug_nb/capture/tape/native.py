@@ -29,7 +29,7 @@ from llmdebug_nb.core.kernels.on_device import Page
 
 T = TypeVar("T")
 LIBRARY = Path(__file__).with_name("_tape.so")  # on every platform: it is opened by its path
-_VERSION = 2  # of what lies between the library and this module, as in tape.c
+_VERSION = 3  # of what lies between the library and this module, as in tape.c
 _KINDS = (*native.TABLE, "bool")  # as in tensor.h
 
 
@@ -85,6 +85,7 @@ class Tape(Protocol[T]):
     it is unusual, or the tape isn't open for this thread. ``tag``: comes back in the event.
     ``looks``: its leaves are wanted. Of a result None, the exception that is handled tells whether
     the call raised.
+    ``forget``: tensors on devices have changed, and their versions do not tell.
     ``open``, ``shut``: for the running thread. ``take``: the events, which leave the tape.
     ``watch``: what the gates of operators know; see `OperatorTape`.
     ``devices``: how to measure tensors on CUDA devices; see `devices.Means`.
@@ -109,6 +110,7 @@ class Tape(Protocol[T]):
         new_kernel: Callable[[int, str, bool, bool], object], stream: Callable[[int], object],
         current: Callable[[], object], capturing: Callable[[], object], /,
     ) -> None: ...  # fmt: skip
+    def forget(self) -> None: ...
     def open(self) -> None: ...
     def shut(self) -> None: ...
     def take(self) -> list[Event[T]]: ...

@@ -271,8 +271,10 @@ static PyObject *run_operator(PyObject *mode, Tape *tape, PyObject *entry, PyObj
         int noted = result ? hide(tape, &context) : REFUSED;
         if (noted == DONE)
             noted = (outputs = PyList_New(0)) ? DONE : FAILED;
+        tape->inputs = inputs;
         if (noted == DONE && tape->looks_out)
             noted = is_all(tape, result, 1) == 1 ? append_leaves(tape, outputs, NULL, result, 1, 0) : REFUSED;
+        tape->inputs = NULL;
         show(context);
         forget_error();
         /* None: it raised. False: its end is reported later */

@@ -18,7 +18,7 @@
 #include <pthread.h>
 #endif
 
-enum { VERSION = 2 /* as in native.py */ };
+enum { VERSION = 3 /* as in native.py */ };
 enum { REFUSED = 0, DONE = 1, FAILED = -1 };
 enum { READ = 0x100 /* PyBUF_READ, which 3.10's stable headers lack */ };
 enum { SCRATCH = 64 << 10, LARGE = 4 << 10, KNOWN = 1 << 10, DEPTH = 8, SLOTS = 16, MOST = 4096 };
@@ -239,10 +239,11 @@ typedef struct {
     int looks_in, looks_out;
     int64_t nodes; /* of autograd, when an operator ran last */
     PyObject *measured; /* by the bytes of a `Place`, those of a `Weight` */
-    Device **devices;   /* by number; NULL if tensors on devices are refused, see device.h */
+    Device **devices;   /* NULL if tensors on devices are refused, see device.h */
     Launch *launch;
     PyObject *new_page, *new_kernel, *stream, *current, *capturing; /* functions */
     PyObject *placed; /* by the bytes of a `State`, the `Seen` of this root call */
+    PyObject *inputs; /* of the operator whose outputs are looked at; borrowed, NULL otherwise */
 } Tape;
 
 /* Copy a matrix whose columns lie packed, such as a transposed weight, in tiles that fill lines of the cache. */
@@ -391,7 +392,7 @@ static int look(Tape *tape, Seen *seen, PyObject *tensor, int is_output, int val
     if (tape->view(tensor, &t) != 0)
         return FAILED;
     const int64_t kind = kind_of(&t), item = t.dtype.bits / 8;
-    const int there = t.device.type == CUDA && tape->devices && t.device.id >= 0 && t.device.id < DEVICES;
+    const int there = t.device.type == CUDA && tape->devices;
     const int reserved = is_output || (there && values);
     if ((t.device.type != CPU && !there) || kind < 0 || t.ndim > MOST_DIMS || t.data == NULL)
         return REFUSED;
@@ -818,6 +819,7 @@ static PyMethodDef tape_methods[] = {
     {"look", tape_look, METH_O, NULL},
     {"watch", (PyCFunction)(void (*)(void))tape_watch, METH_FASTCALL, NULL},
     {"devices", (PyCFunction)(void (*)(void))tape_devices, METH_FASTCALL, NULL},
+    {"forget", tape_forget, METH_NOARGS, NULL},
     {"open", tape_open, METH_NOARGS, NULL},
     {"shut", tape_shut, METH_NOARGS, NULL},
     {"take", tape_take, METH_NOARGS, NULL},

@@ -23,7 +23,8 @@ ROWS = 1 << 15  # of a page: 2 MiB
 COLUMNS = 8  # min, max, sum, sum of squares, counts of nan, inf and zero; 64 bytes a row
 _OF_PROGRAM, _MOST_PROGRAMS = 1 << 13, 512  # elements for each program of a launch, if not too many
 _BLOCK, _WARPS = 1024, 4
-_LARGEST = 1 << 31  # elements: the kernel counts them in 32 bits
+# elements: the kernel counts them in 32 bits, and goes on by as many as its programs take at once
+_LARGEST = (1 << 31) - _MOST_PROGRAMS * _BLOCK
 # dtypes that the kernel reads, and whether their values need float64
 WIDE = {
     torch.float32: False, torch.float16: False, torch.bfloat16: False, torch.float64: True,
@@ -32,9 +33,10 @@ WIDE = {
 
 
 class Page:
-    """Rows on one device. ``used``: of those that are taken."""
+    """Rows on one device, written by one stream: the current one. ``used``: how many are taken."""
 
     def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         kind = torch.float32 if device.type == "mps" else torch.float64
         # not in inference mode: else they could not be written to outside of it
         with torch.inference_mode(False):
@@ -46,9 +48,8 @@ class Page:
         """Return the first ``used`` rows. Waits for the device if some of them are new."""
         have = len(self._read)
         if used > have:
-            if self.rows.device.type == "cuda":  # other streams may have written to them
-                torch.cuda.synchronize(self.rows.device)
-            fresh = self.rows[have:used].cpu().numpy().astype(np.float64)
+            with torch.cuda.stream(self._stream):  # None: does nothing
+                fresh = self.rows[have:used].cpu().numpy().astype(np.float64)
             self._read = np.concatenate([self._read, fresh])
         return self._read
 
@@ -69,19 +70,19 @@ class Pages:
     """The pages of a recording, of all devices that it meets."""
 
     def __init__(self) -> None:
-        self._open: dict[torch.device, Page] = {}
+        self._open: dict[tuple[torch.device, object], Page] = {}  # by device and stream
 
     def measure(self, tensor: torch.Tensor) -> Measured | None:
         """Measure a tensor, without waiting for its device; None if it is empty.
 
-        Raises RuntimeError or NotImplementedError if torch can't read its dtype.
+        Raises RuntimeError: torch can't do it. NotImplementedError: it can't read the dtype.
         """
         count = tensor.numel()
         if count == 0:
             return None
         with torch.no_grad():
             tensor = _readable(tensor)
-            fits = tensor.dtype in WIDE and count < _LARGEST and has_kernel(tensor.device.type)
+            fits = tensor.dtype in WIDE and count < _LARGEST and _kernel_works(tensor.device)
             length = programs(count) if fits else 1
             page = self.page(tensor.device, length)
             found = Measured(page, page.used, length, count)
@@ -94,9 +95,10 @@ class Pages:
 
     def page(self, device: torch.device, length: int) -> Page:
         """Return a page with room for so many rows."""
-        page = self._open.get(device)
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        page = self._open.get((device, stream))
         if page is None or page.used + length > ROWS:
-            page = self._open[device] = Page(device)
+            page = self._open[device, stream] = Page(device)
         return page
 
 
@@ -161,10 +163,15 @@ def compiled(
     Its arguments: where the elements and the rows are, and what follows in `measure`, in 32 bits.
     ``aligned``: the elements begin at 16 bytes. Raises KeyError for a dtype it doesn't read.
     """
+    made = _compiled(dtype, device, packed, aligned)
+    return made.function, 32 * _WARPS, made.metadata.shared
+
+
+@cache  # it is unloaded with the last reference to it
+def _compiled(dtype: torch.dtype, device: torch.device, packed: bool, aligned: bool) -> Any:
     rows = torch.zeros((1, COLUMNS), dtype=torch.float64, device=device)
     elements = torch.zeros(32, dtype=dtype, device=device)[0 if aligned else 1 :]
-    made = launch(elements, rows, 0, 1, packed)
-    return made.function, 32 * _WARPS, made.metadata.shared
+    return launch(elements, rows, 0, 1, packed)
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:
@@ -175,10 +182,27 @@ def _readable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
 
 
+def has_triton() -> bool:
+    """Return whether Triton is installed."""
+    try:
+        return importlib.util.find_spec("triton") is not None
+    except ValueError:  # something else has its name
+        return False
+
+
 @cache
-def has_kernel(device: str) -> bool:
-    """Return whether the kernel runs on that type of device."""
-    return device == "cuda" and importlib.util.find_spec("triton") is not None
+def _kernel_works(device: torch.device) -> bool:
+    """Return whether the kernel runs on a device: Triton may lack a compiler, or a place to write.
+
+    Without it, torch measures, more slowly.
+    """
+    if device.type != "cuda" or not has_triton():
+        return False
+    try:
+        compiled(torch.float32, device, True, True)
+    except Exception:  # whatever Triton, its compiler and the driver raise
+        return False
+    return True
 
 
 def _by_torch(values: torch.Tensor, kind: torch.dtype) -> torch.Tensor:

@@ -41,11 +41,8 @@ def unreadable(tensor: torch.Tensor) -> str | None:
     if tensor.dtype not in DTYPE_NAMES and tensor.dtype not in _QUANTISED:
         return f"dtype {dtype_name(tensor)} is not supported"
     if tensor.is_cuda and captures_graph():
-        return CAPTURED
+        return "a CUDA graph was captured: it has values when it is replayed"
     return None
-
-
-CAPTURED = "a CUDA graph was captured: it has values when it is replayed"
 
 
 def captures_graph() -> bool:
