@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -48,7 +49,7 @@ class Page:
         """Return the first ``used`` rows. Waits for the device if some of them are new."""
         have = len(self._read)
         if used > have:
-            with torch.cuda.stream(self._stream):  # None: does nothing
+            with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
                 fresh = self.rows[have:used].cpu().numpy().astype(np.float64)
             self._read = np.concatenate([self._read, fresh])
         return self._read
