@@ -197,10 +197,11 @@ def of_ports() -> Tally:
     for port in PORTS.values():
         try:
             golden = port.golden()
+            mine = port.mine(golden)
         except AssertionError as why:  # its package is not there
             tally.remarks.append(f"left out: {why}")
             continue
-        tally.stop("a right port", (golden, port.mine(golden)))
+        tally.stop("a right port", (golden, mine))
         print(tally.row(""), file=sys.stderr, flush=True)
     return tally
 
