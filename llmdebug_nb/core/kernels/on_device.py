@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import cache
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from llmdebug_nb.core.errors import first_line
 from llmdebug_nb.core.kernels.native import Figures
 from llmdebug_nb.core.kernels.summary import real
 
@@ -195,13 +197,18 @@ def has_triton() -> bool:
 def _kernel_works(device: torch.device) -> bool:
     """Return whether the kernel runs on a device: Triton may lack a compiler, or a place to write.
 
-    Without it, torch measures, more slowly.
+    Without it, torch measures, more slowly, and a warning says so once.
     """
     if device.type != "cuda" or not has_triton():
         return False
     try:
         compiled(torch.float32, device, True, True)
-    except Exception:  # whatever Triton, its compiler and the driver raise
+    except Exception as error:  # whatever Triton, its compiler and the driver raise
+        warnings.warn(
+            f"tensors on {device} are measured by PyTorch, which is slower, as Triton can't run a"
+            f" kernel there ({type(error).__name__}: {first_line(error)})",
+            stacklevel=2,
+        )
         return False
     return True
 
