@@ -1,7 +1,8 @@
 /* Operators on the tape: a dispatch mode in C notes what it runs, the views that it makes, and where the program calls it.
 
    Part of tape.c. Nothing here runs code of Python, but for `stand_in` once for a class, so that no interrupt and no
-   compiler comes between; what would need it goes the long way, which also makes known what was unknown: a kind of operator, a line of the program, a call stack. */
+   compiler comes between; what would need it goes the long way, which also makes known what was unknown: a kind of operator,
+   a line of the program, a call stack. */
 
 enum { PLACES = 8 };                       /* as in call_stacks.py */
 enum { ELSEWHERE, MODULE_CALL, RUNNER };   /* what code is, as in call_stacks.py; what is more is the id of code of the program */

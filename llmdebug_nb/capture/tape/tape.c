@@ -379,7 +379,8 @@ static unsigned char *packed_data(Tape *tape, unsigned char *data, const Tensor 
 
 #include "device.h"
 
-/* Fill in what a tensor is. The number of an output's storage is reserved, on a device that of an input's, too. `values`: they are wanted, not only the place. */
+/* Fill in what a tensor is. The number of an output's storage is reserved, on a device that of an input's, too.
+   `values`: they are wanted, not only the place. */
 static int look(Tape *tape, Seen *seen, PyObject *tensor, int is_output, int values)
 {
     Tensor t;
