@@ -232,6 +232,32 @@ def ddp(rank: int, ranks: int, bug: str | None = None) -> None:
     train(spread, part(x, rank, ranks), part(y, rank, ranks))
 
 
+def hooked(rank: int, ranks: int, how: str) -> None:
+    """DDP with a hook of its own. ``how``: what it does."""
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations as texts
+        sent = bucket.buffer()
+        if how == "without rank 1" and rank == 1:
+            sent.zero_()
+        elif how == "in bfloat16":
+            sent = sent.bfloat16()
+        elif how == "signs":
+            sent = sent.sign()
+        elif how == "one without rank 1" and rank == 1 and bucket.is_last():
+            sent[:8] = 0
+        if how != "sums":
+            sent /= ranks
+        dist.all_reduce(sent)
+        done = torch.futures.Future()
+        done.set_result(bucket.buffer().copy_(sent))
+        return done
+
+    model, x, y = made()
+    spread = nn.parallel.DistributedDataParallel(model)
+    spread.register_comm_hook(None, hook)
+    train(spread, part(x, rank, ranks), part(y, rank, ranks))
+
+
 def fsdp(rank: int, ranks: int, bug: str | None = None) -> None:
     model, x, y = made()
     mesh = mesh_of(ranks, names=("dp",))

@@ -545,6 +545,49 @@ def test_a_collective_that_does_not_give_what_was_put_in_is_named(
     assert all(says in fault.says for fault in wrong)
 
 
+@pytest.mark.parametrize("how", ["once", "each"])
+def test_gradients_that_ddp_reduces_are_held_against_what_ranks_added(
+    server: Server, tmp_path: Path, how: str
+) -> None:
+    found = ld.check_ranks(server.record(tmp_path, "accumulates", None, f"ddp {how}", ranks=2))
+    assert found.ok, str(found)
+    assert found.collectives == 10 * (1 if how == "once" else 2)  # parameters that were reduced
+    assert not found.unchecked
+
+
+@pytest.mark.parametrize("how", ["means", "sums", "in bfloat16"])
+def test_a_program_may_reduce_gradients_in_its_own_way(
+    server: Server, tmp_path: Path, how: str
+) -> None:
+    found = ld.check_ranks(server.record(tmp_path, "hooked", how, ranks=2))
+    assert found.ok, str(found)
+    assert (found.collectives, found.unchecked) == (11, {})  # with that of the hook
+
+
+def test_gradients_that_lack_the_part_of_a_rank_are_named(server: Server, tmp_path: Path) -> None:
+    found = ld.check_ranks(server.record(tmp_path, "hooked", "without rank 1", ranks=2))
+    assert len(found.faults) == 10  # parameters
+    assert {fault.kind for fault in found.faults} == {"wrong result"}
+    assert all(": the part of rank 1 is not in it" in fault.says for fault in found.faults)
+    one = ld.check_ranks(
+        server.record(tmp_path, "hooked", "one without rank 1", name="one", ranks=2)
+    )
+    (only,) = one.faults
+    assert only.site.slot.endswith(" reduced")
+    assert "another result than the mean of its inputs" in only.says
+
+
+def test_gradients_that_are_reduced_in_an_unknown_way_are_counted(
+    server: Server, tmp_path: Path
+) -> None:
+    found = ld.check_ranks(server.record(tmp_path, "hooked", "signs", ranks=2))
+    assert found.ok
+    assert found.collectives == 1  # the hook's
+    assert sum(found.unchecked.values()) == 10
+    few = ld.check_ranks(server.record(tmp_path, "ddp", ranks=2, name="few", stats_only=True))
+    assert few.unchecked == {"gradients without values": 10}
+
+
 def call(name: str, gives: list[list[float]], takes: list[list[float]], **facts: str) -> Collective:
     """Return a collective of as many ranks as there are results."""
     said = {rank: {"ranks": "0,1", **facts} for rank in range(len(gives))}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from llmdebug_nb.app.runs import open_run
-from llmdebug_nb.comparison.collectives import fault
+from llmdebug_nb.comparison.collectives import Reductions, fault
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.errors import CompareError
@@ -17,6 +17,7 @@ from llmdebug_nb.core.placement import ACCUMULATED, REPLICATE, SHARED, unshared
 from llmdebug_nb.core.rank_checks import REPLICAS, RankCheck, RankFault
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.store.collectives import collectives
+from llmdebug_nb.store.reduced import reduced_gradients
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.world import grid_of
 
@@ -27,7 +28,7 @@ def check_ranks(run: Run | str | os.PathLike[str]) -> RankCheck:
     """Hold the ranks of a run against each other, without a second run.
 
     Replicas have to be equal: weights and gradients that ranks share, and DTensors that are said to
-    be replicated. Collectives have to give what their ranks put in.
+    be replicated. Collectives have to give what their ranks put in, and so do reduced gradients.
 
     Raises:
         StoreError: the run can't be opened. CompareError: it has one rank, or some are missing.
@@ -49,6 +50,14 @@ def check_ranks(run: Run | str | os.PathLike[str]) -> RankCheck:
         count += 1
         if found is not None:
             faults.append(found)
+    reductions = Reductions()
+    for call in reduced_gradients(run, unchecked):
+        reductions.add(call)
+    wrong, unknown = reductions.faults()
+    if unknown:
+        unchecked["gradients that are neither a mean nor a sum of what ranks added"] = unknown
+    faults += wrong
+    count += reductions.count - unknown
     return RankCheck(run.label, len(ranks), faults, replicas.count, count, dict(unchecked))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 
@@ -14,6 +16,14 @@ from llmdebug_nb.core.placement import REDUCTIONS
 from llmdebug_nb.core.rank_checks import COLLECTIVE, Collective, RankFault
 
 _Tensors = Mapping[int, Sequence[torch.Tensor]]
+_How: TypeAlias = tuple[tuple[str, str], ...]  # facts of a collective
+_SENT = "sent as"  # the dtype in which parts go from rank to rank
+# A mean, as by DDP, comes first, and so does what loses nothing: of few gradients, all may fit.
+_HOWS: tuple[_How, ...] = tuple(
+    (("op", op), *sent)
+    for sent in ((), ((_SENT, "float16"),), ((_SENT, "bfloat16"),))
+    for op in ("avg", "sum")
+)
 _WORDS = {"sum": "sum", "avg": "mean", "max": "maximum", "min": "minimum", "product": "product"}
 
 
@@ -37,7 +47,36 @@ def fault(call: Collective) -> RankFault | None:
     what = f"the {_word(op)} of its inputs" if op else "what its ranks put in"
     instead = next(_instead(call, op, bad[0]), "")
     says = f"{where} another result than {what} (error {max(share):.2g}){instead}"
-    return RankFault(COLLECTIVE, call.site, tuple(bad), says)
+    return RankFault(COLLECTIVE, call.site, tuple(bad), says, bool(instead))
+
+
+class Reductions:
+    """How a program reduces its gradients, as most of them say, and those that are not so.
+
+    A program may send them in fewer bits (`bf16_compress_hook`), or as anything else.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._faults: dict[_How, list[RankFault]] = {how: [] for how in _HOWS}
+
+    def add(self, call: Collective) -> None:
+        self.count += 1
+        for how in _HOWS:
+            found = fault(replace(call, facts={rank: dict(how) for rank in call.facts}))
+            if found is not None:
+                self._faults[how].append(found)
+
+    def faults(self) -> tuple[list[RankFault], int]:
+        """Return what is wrong, and how many gradients nothing is known about."""
+        for faults in self._faults.values():
+            if self.count - len(faults) > constants.MAJORITY * self.count:
+                return faults, 0
+        for faults in self._faults.values():
+            explained = [each for each in faults if each.explained]
+            if len(explained) > constants.MAJORITY * self.count:
+                return faults, 0
+        return [], self.count
 
 
 def _expected(call: Collective, op: str) -> dict[int, list[torch.Tensor]]:
@@ -94,7 +133,10 @@ def _agrees(call: Collective, rank: int, wanted: Sequence[torch.Tensor], op: str
         return bool(torch.equal(given.nan_to_num(), there.nan_to_num()))
     size = sum(float(_flat(each).double().norm()) for each in call.takes.values())
     error = float((given.double() - there.double()).nan_to_num().norm())
-    return error <= constants.OPERATOR_EPSILONS * epsilon(dtype_name(given)) * size
+    limit = constants.OPERATOR_EPSILONS * epsilon(dtype_name(given))
+    if _SENT in call.facts[rank]:  # each part is rounded, and each sum of two of them
+        limit += len(call.takes) * epsilon(call.facts[rank][_SENT])
+    return error <= limit * size
 
 
 def _error(given: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
@@ -119,7 +161,8 @@ def _instead(call: Collective, op: str, rank: int) -> Iterator[str]:
             yield f": it is their {word}"
     for other in call.takes:
         left = {of: each for of, each in call.takes.items() if of != other}
-        if left and gives(op, left):
+        none = {**call.takes, other: [torch.zeros_like(each) for each in call.takes[other]]}
+        if left and (gives(op, left) or gives(op, none)):
             yield f": the part of rank {other} is not in it"
         twice = {**call.takes, -1: call.takes[other]}
         if gives(op, twice):

@@ -30,12 +30,16 @@ class Collective:
 
 
 class RankFault(NamedTuple):
-    """Ranks that do not agree. ``kind``: `REPLICAS` or `COLLECTIVE`. ``says``: what is wrong."""
+    """Ranks that do not agree. ``kind``: `REPLICAS` or `COLLECTIVE`. ``says``: what is wrong.
+
+    ``explained``: it says, too, what a collective gave instead.
+    """
 
     kind: str
     site: Site
     ranks: tuple[int, ...]
     says: str
+    explained: bool = False
 
     def __str__(self) -> str:
         return printable(f"{self.site}: {self.says}")

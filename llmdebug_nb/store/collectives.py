@@ -92,7 +92,7 @@ def _messages(
         for record in sorted(received[channel], key=lambda each: each.id):
             number = facts[record.site.key].get("number")
             other = equal.get(record.summary.fingerprint) or by_number.get(number)
-            if number is None or other is None or not all(map(_has_values, (record, other))):
+            if number is None or other is None or not all(map(has_values, (record, other))):
                 alone += 1
                 continue
             ends = other, record
@@ -104,7 +104,8 @@ def _messages(
         unchecked["messages without values, or that one of both ranks did not record"] = alone
 
 
-def _has_values(record: Record) -> bool:
+def has_values(record: Record) -> bool:
+    """Tell whether all values of a tensor were kept."""
     return record.payload is not None and record.kept is None
 
 
@@ -116,7 +117,7 @@ def _unreadable(calls: Mapping[int, _Roles | None]) -> str:
     if any(not roles["input"] or not roles["output"] for roles in tensors):
         return "collectives without a recorded result (asynchronous ones)"
     kept = (each for roles in tensors for some in roles.values() for each in some)
-    if not all(map(_has_values, kept)):
+    if not all(map(has_values, kept)):
         return "collectives without values"
     return ""
 
