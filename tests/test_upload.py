@@ -26,6 +26,7 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from IPython.core.interactiveshell import InteractiveShell
 from moto.server import ThreadedMotoServer
 
 import llmdebug_nb as ld
@@ -39,6 +40,7 @@ from llmdebug_nb.core.errors import (
     RemoteError,
     UnknownRunError,
 )
+from llmdebug_nb.core.urls import on_this_machine
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store import payload_files, privacy, writer
 from llmdebug_nb.store.payload_files import name_of
@@ -257,6 +259,37 @@ def test_a_store_that_fails_changes_nothing_and_the_rest_is_uploaded_later(capsy
     assert "faulty://b/x/late" in capsys.readouterr().out
     assert same_values(ld.open_run("faulty://b/x/late"), run)
     assert not uploading.unfinished(run.path)
+
+
+@pytest.mark.parametrize("options", ["", " --log-level warning"])
+def test_a_notebook_says_once_what_is_not_uploaded(capsys, monkeypatch, options):
+    Faulty.faults["pipe_file"] = raising(OSError("down"))
+    monkeypatch.setattr(upload, "_AGAIN", 0.0)
+    in_a_thread(monkeypatch)
+    shell = InteractiveShell.instance()
+    shell.run_line_magic("load_ext", "llmdebug_nb")
+    shell.user_ns.update(one=model(), inputs=torch.ones(2, 8))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        cell = f"%%llmdump one --name late --path faulty://b/x{options}\none(inputs);"
+        assert shell.run_cell(cell).success
+    shown = capsys.readouterr()
+    told = [*shown.out.splitlines(), *(str(each.message) for each in said)]
+    assert sum("not uploaded to faulty://b/x" in line for line in told) == 1
+
+
+def test_results_are_written_on_this_machine_and_a_store_is_refused():
+    run = ld.open_run(record_linear(Path.cwd(), "here"))
+    for write in (
+        lambda to: ld.errcheck(output=to),
+        lambda to: ld.opcheck(run, output=to),
+        lambda to: ld.compare(run, run).to_csv(to),
+        lambda to: ld.redact_run(run, to),
+        on_this_machine,
+    ):
+        with pytest.raises(OptionError, match=r"^s3://b/x is in a remote store: .* this machine"):
+            write("s3://user:secret@b/x")
+    assert not Path("s3:").exists()
 
 
 def test_a_store_that_hangs_holds_the_program_up_no_longer_than_said(monkeypatch):

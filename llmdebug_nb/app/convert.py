@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.core.errors import OptionError
 from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.records import Record
+from llmdebug_nb.core.urls import on_this_machine
 from llmdebug_nb.store import compiled
 from llmdebug_nb.store.call_stacks import CallStacks
 from llmdebug_nb.store.layouts import atb_writing, fx, ge, msit, msprobe, plain, writing
@@ -70,7 +70,7 @@ def _write(
     dump = writing.Dump(
         list(run.records()), run.nodes, run.load, names, root, created, CallStacks(run).of
     )
-    return writing.write(WRITERS[layout], dump, Path(folder))
+    return writing.write(WRITERS[layout], dump, on_this_machine(folder))
 
 
 def _nodes_of(run: Run) -> Callable[[Record], str | None]:

@@ -12,6 +12,7 @@ from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.core.bars import progress_bar
 from llmdebug_nb.core.errors import DumpWriteError, OptionError, RemoteError
 from llmdebug_nb.core.options import runs_folder
+from llmdebug_nb.core.urls import is_url
 from llmdebug_nb.store import catalog, payload, reader
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store.connection import log_of
@@ -51,11 +52,11 @@ def copy_run(where: str | os.PathLike[str] | Run, to: str | os.PathLike[str] | N
     target = os.fspath(to) if to is not None else ""
     remote = elsewhere(run.path) is not None
     if remote:
-        if stores.is_url(target):
+        if is_url(target):
             raise OptionError("a run is copied to a store from this machine: name a folder")
         return _downloaded(run, run.path, Path(target) if target else runs_folder())
     target = target or uploading.destination(run.path)[0]
-    if not stores.is_url(target):
+    if not is_url(target):
         raise OptionError(
             f"{run.label} is on this machine: name the place in a store that will hold its copy,"
             " such as s3://bucket/runs"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmdebug_nb.core.errors import OptionError
 from llmdebug_nb.core.options import DumpOptions
+from llmdebug_nb.core.urls import is_url, without_secrets
 from llmdebug_nb.store.remote import stores
 
 
@@ -15,13 +16,13 @@ def url_of(options: DumpOptions) -> str | None:
         MissingPackageError: the package for such a store is not installed.
     """
     url = options.path
-    if not isinstance(url, str) or not stores.is_url(url):
+    if not isinstance(url, str) or not is_url(url):
         return None
     if options.last is not None:
         raise OptionError(
-            f"last={options.last} and path={stores.without_secrets(url)!r} exclude each other:"
+            f"last={options.last} and path={without_secrets(url)!r} exclude each other:"
             " steps that are dropped later would be uploaded first. Record without path, then:"
-            f" llmdebug copy {options.name} {stores.without_secrets(url)}"
+            f" llmdebug copy {options.name} {without_secrets(url)}"
         )
     stores.check(url)
     return url

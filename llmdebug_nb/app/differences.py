@@ -12,6 +12,7 @@ from llmdebug_nb.core.errors import DumpWriteError
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.printable import cell
 from llmdebug_nb.core.tabular import Tabular
+from llmdebug_nb.core.urls import on_this_machine
 from llmdebug_nb.show import html
 from llmdebug_nb.show.report_view import ReportView
 from llmdebug_nb.show.words import expected_text
@@ -25,11 +26,12 @@ _SIDE = ("dtype", "shape", "max", "min", "mean", "l2norm")
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
     """Write a result file. Raises DumpWriteError if it can't be written."""
+    where = on_this_machine(path)
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        where.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise DumpWriteError(f"can't write {os.fspath(path)}: {error.strerror or error}") from None
-    return Path(path)
+        raise DumpWriteError(f"can't write {where}: {error.strerror or error}") from None
+    return where
 
 
 def write_csv(path: str | os.PathLike[str], table: pandas.DataFrame) -> Path:

@@ -29,6 +29,7 @@ from llmdebug_nb.core.errors import (
 )
 from llmdebug_nb.core.faults import KINDS, MODES, CheckResult, ProcessCheck
 from llmdebug_nb.core.options import DumpOptions, runs_folder
+from llmdebug_nb.core.urls import on_this_machine
 from llmdebug_nb.show.errcheck import check_html, check_text
 from llmdebug_nb.store.writer import Writer, create_run
 
@@ -74,7 +75,7 @@ class CheckOptions:
             raise OptionError(f"types: expected any of {', '.join(KINDS)}")
         if mode not in MODES:
             raise OptionError(f"mode {mode!r} is not known{nearest(str(mode), MODES)}")
-        folder = runs_folder() if output is None else Path(output)
+        folder = runs_folder() if output is None else on_this_machine(output)
         return cls(tuple(name for name in KINDS if name in names), mode, exit, folder)
 
 

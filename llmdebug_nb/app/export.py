@@ -11,6 +11,7 @@ from llmdebug_nb.app.differences import write_text
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.core.findings import Difference, Finding
+from llmdebug_nb.core.urls import on_this_machine
 from llmdebug_nb.show import export as exporting
 from llmdebug_nb.show import html
 from llmdebug_nb.show.run_view import RunView
@@ -54,7 +55,9 @@ def export(
     """
     view = what.view(tokenizer) if isinstance(what, Report) else RunView(open_run(what), tokenizer)
     pictures = [show] if isinstance(show, str) else list(show)
-    return exporting.export(view, state_of(view, at, step, role, side, slice), Path(path), pictures)
+    return exporting.export(
+        view, state_of(view, at, step, role, side, slice), on_this_machine(path), pictures
+    )
 
 
 def write_report(golden: RunLike, mine: RunLike | None, path: str | os.PathLike[str]) -> Path:

@@ -24,7 +24,7 @@ from llmdebug_nb.app.live_models import (
 from llmdebug_nb.app.runs import recorded
 from llmdebug_nb.capture.hooks import module_tree
 from llmdebug_nb.core import determinism, interrupts
-from llmdebug_nb.core.errors import CaptureError, OptionError, StoreError
+from llmdebug_nb.core.errors import CaptureError, OptionError, StoreError, UploadWarning
 from llmdebug_nb.core.option_signatures import shows_options
 from llmdebug_nb.core.options import DumpOptions, runs_folder
 from llmdebug_nb.core.records import Node, RootCall
@@ -255,7 +255,7 @@ class Recording:
             from llmdebug_nb.app import uploading
 
             for missing in uploading.finish(self._uploads, self._run_folders):
-                warnings.warn(missing, stacklevel=4)
+                warnings.warn(missing, UploadWarning, stacklevel=4)
         return run
 
     remove = stop

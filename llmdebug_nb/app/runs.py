@@ -18,11 +18,11 @@ from llmdebug_nb.core.errors import OptionError, StoreError, UnknownRunError
 from llmdebug_nb.core.kernels import partial
 from llmdebug_nb.core.options import DumpOptions, runs_folder
 from llmdebug_nb.core.printable import printable
+from llmdebug_nb.core.urls import is_url, on_this_machine
 from llmdebug_nb.show.words import count_text, size_text
 from llmdebug_nb.store import catalog, reader, redact, reduce
 from llmdebug_nb.store.payload import elsewhere
 from llmdebug_nb.store.remote import opening as remote
-from llmdebug_nb.store.remote.stores import is_url
 from llmdebug_nb.store.run import Run
 
 recorded: dict[str, Path] = {}  # folders of the runs of this process, by name
@@ -151,7 +151,11 @@ def redact_run(
         DumpWriteError: not enough room.
     """
     run, path = _own(where, "redacted")
-    folder = path.with_name(f"{path.name}.redacted") if output is None else Path(output).absolute()
+    folder = (
+        path.with_name(f"{path.name}.redacted")
+        if output is None
+        else on_this_machine(output).absolute()
+    )
     if output is not None and folder.exists():
         raise OptionError(f"{output} is there already: name a new folder")
     with _progress("redact", len(run)) as advance:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.capture.timing import ort_profile
+from llmdebug_nb.core.urls import on_this_machine
 from llmdebug_nb.show import timeline as timelines
 from llmdebug_nb.show.timeline import Timeline
 from llmdebug_nb.store import profile, tables
@@ -27,7 +28,7 @@ def write_tables(where: str | os.PathLike[str] | Run, folder: str | os.PathLike[
     Raises:
         StoreError: the run has no such tables or can't be opened, or the folder can't be written.
     """
-    return tables.write_tables(open_run(where), Path(folder))
+    return tables.write_tables(open_run(where), on_this_machine(folder))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError, UnknownRunError
 from llmdebug_nb.core.printable import file_part
+from llmdebug_nb.core.urls import on_this_machine
 from llmdebug_nb.store.layouts.files import dtype_named
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.topology import dataflow, document, onnx_model
@@ -56,7 +57,7 @@ def write_topology(
         whole = dataflow.topology(run, step, int(process.get("later", 0)), process["rank"])
         pid = str(process.get("pid", process["rank"]))
         for kind, each in [("model", whole), *(("layer", layer) for layer in whole.layers())]:
-            path = Path(folder) / kind / pid / f"{file_part(each.root.name)}.json"
+            path = on_this_machine(folder) / kind / pid / f"{file_part(each.root.name)}.json"
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(each.to_json(), indent=1) + "\n", encoding="utf-8")
@@ -90,7 +91,7 @@ def to_onnx(
         OptionError: an invalid ``level``, or the file can't be written.
         TensorLookupError, StoreError: as `topology`.
     """
-    return onnx_model.save(read(run, step), Path(path), level)
+    return onnx_model.save(read(run, step), on_this_machine(path), level)
 
 
 def read(what: str | os.PathLike[str] | Run, step: int | None = None) -> Topology:
@@ -150,7 +151,9 @@ def atb_json_to_onnx(
         OptionError: an invalid ``model_level``, or the file can't be written.
         UnknownRunError, CorruptDumpError: as `read_topology`.
     """
-    return onnx_model.save(read_topology(path, cache), Path(path).with_suffix(".onnx"), model_level)
+    return onnx_model.save(
+        read_topology(path, cache), on_this_machine(path).with_suffix(".onnx"), model_level
+    )
 
 
 def _tables(file: Path, cache: dict[str, Table]) -> Iterator[Table]:

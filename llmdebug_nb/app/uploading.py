@@ -22,6 +22,7 @@ from typing import Protocol
 
 from llmdebug_nb.core import interrupts
 from llmdebug_nb.core.bars import Stages
+from llmdebug_nb.core.urls import without_secrets
 from llmdebug_nb.show.words import size_text
 from llmdebug_nb.store.remote import stores, upload
 from llmdebug_nb.store.remote.upload import State, Upload
@@ -47,7 +48,7 @@ class Uploading(Protocol):
 
 def begin(process: Path, url: str) -> Uploading:
     """Begin to upload a process folder. Raises MissingPackageError, OptionError."""
-    upload.note(process, State(stores.without_secrets(url)))
+    upload.note(process, State(without_secrets(url)))
     if url.rpartition("::")[2].startswith("memory://"):
         return _Thread(Upload(process, stores.place(url)))
     return _Process(process, url)

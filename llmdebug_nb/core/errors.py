@@ -119,6 +119,10 @@ class MissingPackageError(LLMDebugError, ImportError):
     """An optional package that is not installed."""
 
 
+class UploadWarning(UserWarning):
+    """Not all of a recording is in the store yet."""
+
+
 def nearest(wanted: str, known: Iterable[str], limit: int = 3) -> str:
     """Return a clause such as ``; nearest: a, b`` for an error message, or an empty string.
 

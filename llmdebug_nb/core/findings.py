@@ -22,6 +22,7 @@ from llmdebug_nb.core.paths import matches
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.reasons import EXCUSED, REJOINED
 from llmdebug_nb.core.records import Frame, Kernel, Record, Site
+from llmdebug_nb.core.urls import on_this_machine
 
 if TYPE_CHECKING:
     import torch
@@ -407,12 +408,12 @@ class Finding:
         Raises:
             StoreError: the call can't be replayed, or the file can't be written.
         """
-        script = self.script()
+        script, where = self.script(), on_this_machine(path)
         try:
-            Path(path).write_text(script, encoding="utf-8")
+            where.write_text(script, encoding="utf-8")
         except OSError as error:
-            raise StoreError(f"can't write {os.fspath(path)}: {error.strerror or error}") from None
-        return Path(path)
+            raise StoreError(f"can't write {where}: {error.strerror or error}") from None
+        return where
 
     def __repr__(self) -> str:
         place = f"{self.path or '(root)'} ({self.op}), step {self.step}"

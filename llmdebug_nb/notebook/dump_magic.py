@@ -9,6 +9,7 @@ import argparse
 import re
 import shlex
 import sys
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from llmdebug_nb.app.launching import arguments, products
 from llmdebug_nb.app.launching.program import launch
 from llmdebug_nb.app.option_flags import LEVELS
 from llmdebug_nb.app.recording import Recording
-from llmdebug_nb.core.errors import LLMDebugError, nearest
+from llmdebug_nb.core.errors import LLMDebugError, UploadWarning, nearest
 from llmdebug_nb.notebook.magic_line import one_line, parse, write
 from llmdebug_nb.notebook.namespace import Namespace
 
@@ -60,8 +61,12 @@ class _CellRecording:
 
     def stop(self, space: Namespace, ended_by: str | None = None) -> None:
         """End it, make the run a variable, write the files, and print the messages."""
-        run = self.recording.stop(ended_by)
-        space.bind(run, quiet=LEVELS[self.level] > LEVELS["info"])
+        quiet = LEVELS[self.level] > LEVELS["info"]
+        with warnings.catch_warnings():
+            if not quiet:  # the line of the run says it
+                warnings.simplefilter("ignore", UploadWarning)
+            run = self.recording.stop(ended_by)
+        space.bind(run, quiet=quiet)
         if not self.files or run.path is None:
             return
         for level, text in products.write(run.path, self.files):

@@ -11,6 +11,7 @@ from llmdebug_nb.core.layers import layer_of
 from llmdebug_nb.core.opened_run import OpenedRun
 from llmdebug_nb.core.paths import module_of
 from llmdebug_nb.core.printable import printable, printable_lines
+from llmdebug_nb.core.urls import on_this_machine
 
 if TYPE_CHECKING:
     import pandas
@@ -205,7 +206,7 @@ class Timeline:
             OptionError: the suffix is unknown.
             StoreError: the file can't be written.
         """
-        target = Path(path)
+        target = on_this_machine(path)
         if target.suffix.lower() not in _FORMATS:
             raise OptionError(f"{target}: a timeline is written as {', '.join(_FORMATS)}")
         try:

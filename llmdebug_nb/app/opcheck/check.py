@@ -27,6 +27,7 @@ from llmdebug_nb.core.ggml import PREFIX
 from llmdebug_nb.core.opchecks import METRICS, MODES, REFERENCES, CallCheck, OpCheckResult
 from llmdebug_nb.core.options import runs_folder
 from llmdebug_nb.core.tabular import Tabular
+from llmdebug_nb.core.urls import on_this_machine
 from llmdebug_nb.show import opcheck as shown
 from llmdebug_nb.show.spreadsheet import workbook
 from llmdebug_nb.store.run import Run
@@ -68,7 +69,7 @@ class OpCheck(Tabular):
 
     def to_xlsx(self, path: str | os.PathLike[str]) -> Path:
         """Write upstream's workbook: all outputs, and those that failed. Raises DumpWriteError."""
-        where, columns = Path(path), shown.columns(self.result)
+        where, columns = on_this_machine(path), shown.columns(self.result)
         rows = [list(row.values()) for row in shown.rows(self.result)]
         failed = [list(row.values()) for row in shown.rows(self.result, failed=True)]
         sheets = {"opcheck_results": rows, "addition_failed_cases": failed}
@@ -172,7 +173,7 @@ def opcheck(
         raise OptionError(f"jobs: {jobs} processes; expected 1 to {_MOST_JOBS}")
     calls, absent = _chosen(run, choice, cases)
     how = dataclasses.replace(how, weights=_weights(run, calls, weights))
-    folder = runs_folder() if output is None else Path(output)
+    folder = runs_folder() if output is None else on_this_machine(output)
     if cluster is not None and jobs > 1:
         raise OptionError(f"jobs: {jobs} processes of this machine, or cluster; not both")
     with connected(cluster, progress) as workers, Journal(folder, run, how, calls) as journal:

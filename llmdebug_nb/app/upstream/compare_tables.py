@@ -21,6 +21,7 @@ from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.layers import repeated_layers
 from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import Record
+from llmdebug_nb.core.urls import on_this_machine
 from llmdebug_nb.show.spreadsheet import Cell, workbook
 from llmdebug_nb.store.run import Run
 
@@ -51,7 +52,7 @@ def write_tables(
         OptionError: no row is of that level.
         DumpWriteError: a file can't be written.
     """
-    where = Path(folder)
+    where = on_this_machine(folder)
     try:
         where.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -7,7 +7,6 @@ FileNotFoundError. A place is asked again a few times, and only once after that,
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from llmdebug_nb.core.errors import MissingPackageError, OptionError, RemoteError, first_line
+from llmdebug_nb.core.urls import without_secrets
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -26,18 +26,6 @@ PAUSES = (0.2, 1.0, 4.0)
 # Bytes of one request. At 100 MB/s it takes 0.16 s, some times the 0.03 s until it begins, and
 # one that fails costs no more.
 REQUEST = 16 << 20
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::|://)")
-_SECRET = re.compile(r"(?<=//)[^/@]*@")
-
-
-def is_url(where: object) -> bool:
-    """Tell whether a text names a place in a remote store, such as ``s3://bucket/runs``."""
-    return isinstance(where, str) and _URL.match(where) is not None
-
-
-def without_secrets(url: str) -> str:
-    """Return a URL without user and password."""
-    return _SECRET.sub("", url)
 
 
 def inside(url: str, name: str) -> str:

@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError, LLMDebugError, RemoteError
+from llmdebug_nb.core.urls import without_secrets
 from llmdebug_nb.store import catalog, own_file, payload, waiting
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store.checked import json_of
@@ -406,7 +407,7 @@ def main() -> None:
     try:
         upload = Upload(process, stores.place(url))
     except LLMDebugError as error:
-        note(process, State(stores.without_secrets(url), error=str(error)))
+        note(process, State(without_secrets(url), error=str(error)))
         return
     follow(upload, program.ended, program.tell)
 
