@@ -13,6 +13,7 @@ from torch import nn
 
 import llmdebug_nb as ld
 from lockstep_pairs import (
+    ALL,
     BUGS,
     DOWN,
     INPUTS,
@@ -40,6 +41,57 @@ def test_both_programs_are_stopped_at_the_first_divergence() -> None:
     assert [f.path for f in report.findings] == [DOWN]
     assert "stopped at the first divergence" in str(report)
     assert hooks(golden, mine) == before
+
+
+class Stack(torch.nn.Module):
+    """Layers behind each other. ``counts``: how often it says which inputs are positive."""
+
+    def __init__(self, counts: int, scale: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))
+        self.counts, self.scale = counts, scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.counts):
+            torch.gt(x, 0)
+        for i, layer in enumerate(self.layers):
+            x = torch.tanh(layer(x)) * (self.scale if i == 1 else 1.0)
+        return x
+
+
+def test_what_a_program_made_that_was_ahead_when_both_were_stopped_is_not_compared() -> None:
+    golden, mine = Stack(0, 1.0), Stack(1, 1.25)  # golden looks for the call that mine alone makes
+    x = torch.randn(2, 8)
+    report = ld.lockstep(golden, mine, x, stop="first", progress=False, **ALL)
+    assert report.lockstep.stopped.startswith("/Tensor.mul step 0 call 1")
+    finding = report.findings[0]
+    assert (finding.path, finding.cause) == ("/Tensor.mul", "scalar argument differs")
+    for run in (report.golden, report.mine):
+        made = {record.site.path for record in run.records(role="output")}
+        assert "layers.1" in made
+        assert not made & {"layers.2", ""}
+
+
+class Sparse(torch.nn.Module):
+    """A layer behind a product with a sparse buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(8, 8)
+        self.register_buffer("mask", torch.eye(8).to_sparse())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(torch.sparse.mm(self.mask, x))
+
+
+def test_a_model_with_a_sparse_buffer_is_compared() -> None:
+    golden, mine = Sparse(), Sparse()
+    scaled("layer", 1.1)(mine)
+    report = ld.lockstep(golden, mine, torch.randn(8, 8), progress=False, **MODULES)
+    assert [finding.path for finding in report.findings] == ["layer"]
+    assert torch.equal(mine.mask.to_dense(), torch.eye(8))
 
 
 def test_programs_that_agree_are_not_stopped() -> None:

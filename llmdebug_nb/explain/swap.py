@@ -130,7 +130,8 @@ def restored(module: torch.nn.Module) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for tensor, before in buffers:
-                if not torch.equal(tensor, before):
+                # of sparse tensors, torch does not say whether they are equal
+                if tensor.layout is not torch.strided or not torch.equal(tensor, before):
                     tensor.copy_(before)
         for part, before_attributes, before_own in zip(parts, attributes, own, strict=True):
             vars(part).clear()

@@ -33,6 +33,7 @@ from llmdebug_nb.core.records import Node, Record
 from llmdebug_nb.store import reader
 from llmdebug_nb.store.format import payload_dtype
 from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.shorten import shorten
 from llmdebug_nb.store.writer import Writer, create_run
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Side:
     ``whole``: bytes of all its values.
     ``grafts``: what mine went on with, by call; it does so whenever it runs again.
     ``settled``: the comparison is over, so the program does not stay halted between two values.
+    ``last``: the id of the last tensor that belongs to the run, if it was stopped there.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Side:
         # of each value that was made the first time, in order: its record, and its place
         self._ids, self._offsets = array("q"), array("q")
         self.settled = False
+        self.last: int | None = None
         self.grafts: dict[CallAt, Puts] = {}
         self._lock = threading.RLock()
         self._playing: Playing | None = None
@@ -264,6 +267,8 @@ class Side:
 
     def opened(self) -> Run:
         """Return the run; its folder is deleted when nobody holds it any more. Call it once."""
+        if self.last is not None:
+            shorten(self.folder, self.last)
         run = reader.with_values(self.folder, self.load)
         weakref.finalize(run, self.remove)
         return run
