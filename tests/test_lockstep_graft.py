@@ -73,6 +73,26 @@ def test_what_a_program_made_that_was_ahead_when_both_were_stopped_is_not_compar
         assert not made & {"layers.2", ""}
 
 
+@pytest.mark.parametrize("wanted", [{"stop": "first"}, {}])
+def test_hooks_and_buffers_that_a_program_left_are_gone_before_it_runs_again(
+    wanted: dict[str, Any],
+) -> None:
+    golden, mine = two(*BUGS, num_hidden_layers=4)
+    before, buffers = hooks(golden, mine), len([*mine.buffers()])
+
+    def work(model: Any) -> None:
+        norm = model.model.norm
+        assert not norm._forward_hooks or len(norm._forward_hooks) == 1  # that of the recording
+        handle = norm.register_forward_hook(lambda module, args, output: output * 1.5)
+        norm.register_buffer("cache", torch.zeros(1))
+        model(**INPUTS)
+        handle.remove()
+
+    ld.lockstep(golden, mine, work, progress=False, window=20_000, **wanted, **MODULES)
+    assert hooks(golden, mine) == before
+    assert len([*mine.buffers()]) == buffers
+
+
 class Sparse(torch.nn.Module):
     """A layer behind a product with a sparse buffer."""
 

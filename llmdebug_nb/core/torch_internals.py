@@ -7,7 +7,7 @@ have a home of their own.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -24,7 +24,9 @@ HOOK_DICTS = (
     "_backward_pre_hooks",
 )
 
-Registered = tuple[dict[str, torch.Tensor | None], dict[str, torch.nn.Parameter | None]]
+TENSOR_DICTS = ("_buffers", "_parameters")
+# what a module has in dicts of its own, by the names of these
+Registered = dict[str, dict[object, object]]
 
 
 @functools.cache
@@ -66,15 +68,18 @@ def schema_default(operator: str, argument: str) -> object:
     return None
 
 
-def registered(module: torch.nn.Module) -> Registered:
-    """Return copies of the dicts of a module's own buffers and parameters."""
-    return dict(module._buffers), dict(module._parameters)
+def registered(module: torch.nn.Module, names: Iterable[str] = TENSOR_DICTS) -> Registered:
+    """Return copies of some dicts of a module."""
+    of_module = vars(module)
+    return {name: dict(of_module[name]) for name in names if name in of_module}
 
 
 def register_again(module: torch.nn.Module, before: Registered) -> None:
-    """Put the buffers and parameters back that `registered` returned."""
-    module._buffers.update(before[0])
-    module._parameters.update(before[1])
+    """Put back what `registered` returned, and remove what was added since."""
+    for name, was in before.items():
+        now = vars(module)[name]
+        now.clear()
+        now.update(was)
 
 
 @functools.cache

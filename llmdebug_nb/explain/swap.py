@@ -110,6 +110,17 @@ def untouched(module: torch.nn.Module) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def without_new_hooks(module: torch.nn.Module) -> Iterator[None]:
+    """Take the hooks off afterwards that a program put on and was stopped before it took them off."""
+    before = [(part, registered(part, HOOK_DICTS)) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, hooks in before:
+            register_again(part, hooks)
+
+
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 _PLAIN = (str, bytes, int, float, complex, type(None), type, torch.dtype, torch.device)
 

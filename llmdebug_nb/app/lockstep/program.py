@@ -21,7 +21,7 @@ from llmdebug_nb.core.determinism import random_state
 from llmdebug_nb.core.errors import CaptureError, LLMDebugError, OptionError, first_line
 from llmdebug_nb.core.interrupts import Unbroken, let_through
 from llmdebug_nb.core.options import DumpOptions
-from llmdebug_nb.explain.swap import restored
+from llmdebug_nb.explain.swap import restored, without_new_hooks
 
 if TYPE_CHECKING:
     from llmdebug_nb.capture.calls import OpenCall
@@ -167,8 +167,8 @@ class Running:
         self._back.release()
 
     def _record(self) -> None:
-        program = self._program
-        with Unbroken(restored(program.model), without_gradients(program.model)):
+        program, model = self._program, self._program.model
+        with Unbroken(restored(model), without_new_hooks(model), without_gradients(model)):
             self._record_restored(program)
 
     def _record_restored(self, program: LocalProgram) -> None:
