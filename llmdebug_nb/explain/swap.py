@@ -112,7 +112,7 @@ def untouched(module: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_new_hooks(module: torch.nn.Module) -> Iterator[None]:
-    """Take the hooks off afterwards that a program put on and was stopped before it took them off."""
+    """Take the hooks off that a program put on meanwhile: it may be stopped before it does so."""
     before = [(part, registered(part, HOOK_DICTS)) for part in module.modules()]
     try:
         yield
