@@ -232,6 +232,17 @@ def ddp(rank: int, ranks: int, bug: str | None = None) -> None:
     train(spread, part(x, rank, ranks), part(y, rank, ranks))
 
 
+def zeroed(rank: int, ranks: int) -> None:
+    """DDP whose gradients are filled with zeros, of which two passes then add up."""
+    model, x, y = made()
+    spread = nn.parallel.DistributedDataParallel(model)
+    for at in range(4):
+        if at != 3:
+            model.zero_grad(set_to_none=False)
+        loss = ((spread(part(x, rank, ranks)) - part(y, rank, ranks)) ** 2).mean() * (1 + at)
+        loss.backward()
+
+
 def hooked(rank: int, ranks: int, how: str) -> None:
     """DDP with a hook of its own. ``how``: what it does."""
 

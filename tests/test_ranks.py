@@ -555,6 +555,12 @@ def test_gradients_that_ddp_reduces_are_held_against_what_ranks_added(
     assert not found.unchecked
 
 
+def test_gradients_that_are_filled_with_zeros_are_no_fault(server: Server, tmp_path: Path) -> None:
+    found = ld.check_ranks(server.record(tmp_path, "zeroed", ranks=2))
+    assert found.ok, str(found)
+    assert (found.collectives, found.unchecked) == (40, {})  # parameters and passes
+
+
 @pytest.mark.parametrize("how", ["means", "sums", "in bfloat16"])
 def test_a_program_may_reduce_gradients_in_its_own_way(
     server: Server, tmp_path: Path, how: str

@@ -51,8 +51,8 @@ def check_ranks(run: Run | str | os.PathLike[str]) -> RankCheck:
         if found is not None:
             faults.append(found)
     reductions = Reductions()
-    for call in reduced_gradients(run, unchecked):
-        reductions.add(call)
+    for ways in reduced_gradients(run, unchecked):
+        reductions.add(ways)
     wrong, unknown = reductions.faults()
     if unknown:
         unchecked["gradients that are neither a mean nor a sum of what ranks added"] = unknown

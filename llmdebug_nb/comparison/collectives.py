@@ -60,12 +60,17 @@ class Reductions:
         self.count = 0
         self._faults: dict[_How, list[RankFault]] = {how: [] for how in _HOWS}
 
-    def add(self, call: Collective) -> None:
+    def add(self, ways: Sequence[Collective]) -> None:
+        """Add a gradient, in all the ways in which it may have been made: one has to be right."""
         self.count += 1
         for how in _HOWS:
-            found = fault(replace(call, facts={rank: dict(how) for rank in call.facts}))
-            if found is not None:
-                self._faults[how].append(found)
+            found = [
+                fault(replace(call, facts={rank: dict(how) for rank in call.facts}))
+                for call in ways
+            ]
+            wrong = [each for each in found if each is not None]
+            if len(wrong) == len(found):
+                self._faults[how].append(wrong[0])
 
     def faults(self) -> tuple[list[RankFault], int]:
         """Return what is wrong, and how many gradients nothing is known about."""

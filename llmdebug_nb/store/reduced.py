@@ -24,25 +24,33 @@ _Key: TypeAlias = tuple[object, ...]
 
 @dataclass
 class _Held:
-    """What one rank put into a gradient. ``step``: of the latest pass, None of none."""
+    """A gradient on one rank. ``before``: behind the last pass. ``added``: in the one that runs."""
 
-    parts: list[Record] = field(default_factory=list)  # of the passes since it was zero
-    new: list[Record] = field(default_factory=list)  # of the pass that runs
-    step: int | None = None
+    before: Record | None = None
+    added: list[Record] = field(default_factory=list)
 
 
 @dataclass
 class _Sum:
-    """A gradient behind a pass, on one rank, and the parts that it should be made of."""
+    """A gradient behind a pass, on one rank.
+
+    ``before``: what stood there. The program may have filled it with zeros since. ``added``: what
+    this rank added; empty if something of it was not recorded.
+    """
 
     gradient: Record
-    parts: Sequence[Record]
+    before: Record | None
+    added: Sequence[Record]
+
+    @property
+    def parts(self) -> list[Record]:
+        return [*([] if self.before is None else [self.before]), *self.added]
 
 
-def reduced_gradients(run: Run, unchecked: dict[str, int]) -> Iterator[Collective]:
-    """Yield the gradients that ranks share, and that one of them can't have made alone.
+def reduced_gradients(run: Run, unchecked: dict[str, int]) -> Iterator[list[Collective]]:
+    """Yield the gradients that ranks share, each in all the ways in which it may have been made.
 
-    Their ``op`` is not known. ``unchecked``: counts those that can't be read, by the reason.
+    Their reduction is not known. ``unchecked``: counts those that can't be read, by the reason.
     """
     for sums in _sums(run).values():
         for alike in _shared(sums):
@@ -50,13 +58,19 @@ def reduced_gradients(run: Run, unchecked: dict[str, int]) -> Iterator[Collectiv
             if why:
                 unchecked[why] = unchecked.get(why, 0) + 1
                 continue
-            yield Collective(
-                alike[0].gradient.site,
-                "all_reduce",
-                {each.gradient.site.rank: {} for each in alike},
-                {each.gradient.site.rank: [_total(run, each.parts)] for each in alike},
-                {each.gradient.site.rank: [run.load(each.gradient)] for each in alike},
-            )
+            added = [alike, [_Sum(each.gradient, None, each.added) for each in alike]]
+            yield [_collective(run, way) for way in (added if alike[0].before else added[:1])]
+
+
+def _collective(run: Run, sums: Sequence[_Sum]) -> Collective:
+    ranks = [each.gradient.site.rank for each in sums]
+    return Collective(
+        sums[0].gradient.site,
+        "all_reduce",
+        {rank: {} for rank in ranks},
+        {rank: [_total(run, each)] for rank, each in zip(ranks, sums, strict=True)},
+        {rank: [run.load(each.gradient)] for rank, each in zip(ranks, sums, strict=True)},
+    )
 
 
 def _sums(run: Run) -> Mapping[_Key, list[_Sum]]:
@@ -69,14 +83,16 @@ def _sums(run: Run) -> Mapping[_Key, list[_Sum]]:
             continue  # the collectives of DTensors are recorded
         here = held[s.rank, s.generation, s.path, unshared(s.slot)]
         if not s.slot.endswith(SHARED):
-            here.new.append(record)
+            here.added.append(record)
             continue
-        follows = here.step is not None and 0 <= s.step - here.step <= 1
-        before = here.parts if s.slot.endswith(ACCUMULATED) else []
-        known = follows or not s.slot.endswith(ACCUMULATED)
-        here.parts, here.new, here.step = [*before, *here.new], [], s.step
+        before, added = None, here.added
+        if s.slot.endswith(ACCUMULATED):
+            before = here.before
+            if before is None or s.step - before.site.step > 1:
+                before, added = None, []  # of a step that was not recorded
+        here.before, here.added = record, []
         key = s.generation, s.step, s.path, s.call, s.phase, s.slot
-        found[key].append(_Sum(record, here.parts if known else ()))
+        found[key].append(_Sum(record, before, added))
     return found
 
 
@@ -92,14 +108,14 @@ def _shared(sums: Sequence[_Sum]) -> Iterator[Sequence[_Sum]]:
 
 def _unreadable(sums: Sequence[_Sum]) -> str:
     """Say why a gradient can't be checked; "" if it can be."""
-    if not all(each.parts for each in sums):
+    if not all(each.added for each in sums):
         return "gradients to which each rank's part was not recorded"
-    kept = (each for some in sums for each in (some.gradient, *some.parts))
+    kept = (record for each in sums for record in (each.gradient, *each.parts))
     return "" if all(map(has_values, kept)) else "gradients without values"
 
 
-def _total(run: Run, parts: Sequence[Record]) -> torch.Tensor:
-    total = run.load(parts[0])
-    for part in parts[1:]:
-        total = total + run.load(part)
+def _total(run: Run, what: _Sum) -> torch.Tensor:
+    total = run.load(what.parts[0])
+    for record in what.parts[1:]:
+        total = total + run.load(record)
     return total
