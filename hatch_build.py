@@ -44,7 +44,7 @@ FLAGS = [
     "-ffp-contract=fast",
 ]
 FLAGS += ["-shared", "-fvisibility=hidden", *(["-fPIC"] if os.name == "posix" else [])]
-LIBRARIES = ["-lm"] if os.name == "posix" else []
+LIBRARIES = ["-lm", "-pthread"] if os.name == "posix" else []
 
 
 def sources_hash() -> str:

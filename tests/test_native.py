@@ -184,11 +184,11 @@ def compiled_for(level: str, folder: Path) -> Path:
     """Compile the kernels of one level of x86-64, whatever this processor's is."""
     source = folder / "level.c"
     source.write_text(
-        f"#define llmdebug_summary unused\n#include "
-        f'"{native.LIBRARY.with_name("summary.c")}"\n#undef llmdebug_summary\n'
-        f"EXPORT int llmdebug_summary(Call *call) {{ kernels_{level}[call->kind]((const "
-        "unsigned char *)"
-        "(uintptr_t)call->address, call->nbytes, &call->summary); return 0; }\n",
+        f"#define llmdebug_figures unused\n#include "
+        f'"{native.LIBRARY.with_name("summary.c")}"\n#undef llmdebug_figures\n'
+        f"EXPORT int llmdebug_figures(Call *call) {{ return summarize_by(kernels_{level}, "
+        "call->kind, (const unsigned char *)(uintptr_t)call->address, call->nbytes, "
+        "call->threads, &call->summary); }\n",
         encoding="utf-8",
     )
     flags = [
@@ -201,6 +201,7 @@ def compiled_for(level: str, folder: Path) -> Path:
         "-fPIC",
         "-shared",
         "-lm",
+        "-pthread",
     ]
     subprocess.run(["cc", str(source), "-o", str(folder / "level.so"), *flags], check=True)
     return folder / "level.so"
@@ -434,3 +435,38 @@ def test_the_build_compiles_a_library_that_passes_its_test(hook, monkeypatch, af
     assert [path.name for path in hook.LIBRARY.parent.iterdir()] == ["_summary.so"]
     monkeypatch.setattr(native, "LIBRARY", hook.LIBRARY)
     assert native.why_not() is None
+
+
+# -- threads --------------------------------------------------------------------------------------
+
+
+@needs_kernel
+@pytest.mark.parametrize("name", DTYPES)
+def test_figures_do_not_depend_on_the_number_of_threads(name: str) -> None:
+    item = DTYPES[name].itemsize
+    count = (9 << 20) // item + 12345  # nine shares, and no whole number of blocks
+    draw = np.random.default_rng(0)
+    bits = draw.integers(0, 256, count * item, np.uint8).view(f"uint{8 * item}")
+    if name == "bool":
+        bits &= 1
+    bits[~np.isfinite(values_of(bits, name))] = 0
+    for special in ([], [7, count - 3]):  # NaN in the shares of the first and the last thread
+        if special and name not in SPECIAL:
+            continue
+        bits[special] = SPECIAL.get(name, (0,))[-1]
+        tensor = raw.from_bytes(bits.tobytes(), name, (count,))
+        seen = set()
+        for threads in (1, 2, 3, 5, 16, 200):
+            before = torch.get_num_threads()
+            try:
+                torch.set_num_threads(threads)
+                found = figures(tensor)
+                look = tape.look()(tensor)
+            finally:
+                torch.set_num_threads(before)
+            seen.add(repr(found))
+            if look is not None:
+                seen.add(repr(tuple(look.content()[2:9])))
+        assert len(seen) == 1
+        wanted = by_numpy(values_of(bits, name))
+        assert agree(found, wanted, values_of(bits, name))

@@ -29,7 +29,7 @@ from llmdebug_nb.core.kernels.on_device import Page
 
 T = TypeVar("T")
 LIBRARY = Path(__file__).with_name("_tape.so")  # on every platform: it is opened by its path
-_VERSION = 3  # of what lies between the library and this module, as in tape.c
+_VERSION = 4  # of what lies between the library and this module, as in tape.c
 _KINDS = (*native.TABLE, "bool")  # as in tensor.h
 
 
@@ -140,8 +140,8 @@ def _make() -> Callable[[bool], Tape[Any]] | None:
         plain = frozenset(LEAVES - {torch.Tensor, torch.nn.Parameter})
         made: Tape[Any] = module.Tape(
             view, torch.Tensor, torch.nn.Parameter, plain, xxhash.xxh3_64_intdigest,
-            pytorch.release_storage_number, leaves, OtherLeaf.of, ask, answers,
-            *torch_modes.FUNCTION_MODES, _KINDS,
+            torch.get_num_threads, pytorch.release_storage_number, leaves, OtherLeaf.of,
+            ask, answers, *torch_modes.FUNCTION_MODES, _KINDS,
         )  # fmt: skip
         means = devices.means()
         if means is not None:

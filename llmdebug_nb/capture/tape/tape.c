@@ -18,10 +18,10 @@
 #include <pthread.h>
 #endif
 
-enum { VERSION = 3 /* as in native.py */ };
+enum { VERSION = 4 /* as in native.py */ };
 enum { REFUSED = 0, DONE = 1, FAILED = -1 };
 enum { READ = 0x100 /* PyBUF_READ, which 3.10's stable headers lack */ };
-enum { SCRATCH = 64 << 10, LARGE = 4 << 10, KNOWN = 1 << 10, DEPTH = 8, SLOTS = 16, MOST = 4096 };
+enum { SCRATCH = 64 << 10, LARGE = 4 << 10, MANY = 1 << 21 /* as in native.py of the kernels */, KNOWN = 1 << 10, DEPTH = 8, SLOTS = 16, MOST = 4096 };
 enum { MOST_SCRATCH = 1 << 20 /* what a second-level cache holds */, TILE = 16 /* float32 in a line of the cache */ };
 enum { SMALL_WEIGHT = 64 << 10, WORDS = 64, WEIGHTS = 16 << 10 }; /* as in known_weights.py; entries, at 1.4 KB */
 static const int64_t ENDLESS = (int64_t)1 << 40; /* elements */
@@ -219,6 +219,7 @@ typedef struct {
     PyObject *tensor, *parameter; /* classes */
     PyObject *plain;              /* a frozenset of classes whose values are leaves */
     PyObject *digest;             /* of bytes, as an integer */
+    PyObject *threads;            /* returns how many threads torch uses */
     PyObject *release;            /* of a storage's number */
     PyObject *leaves;             /* what finds the leaves of an unusual value */
     PyObject *other;              /* what stands for a leaf of a class that is none of ours */
@@ -310,7 +311,15 @@ static int measure(Tape *tape, Seen *seen, unsigned char *data, int64_t nbytes)
         seen->summary = known->summary;
         return DONE;
     }
-    summarize(seen->kind == BOOLS ? UINT8 : seen->kind, data, nbytes, &seen->summary);
+    int64_t threads = 1;
+    if (nbytes >= MANY) {
+        PyObject *found = PyObject_CallFunctionObjArgs(tape->threads, NULL);
+        threads = found ? PyLong_AsLongLong(found) : 1;
+        Py_XDECREF(found);
+        if (PyErr_Occurred())
+            return FAILED;
+    }
+    summarize(seen->kind == BOOLS ? UINT8 : seen->kind, data, nbytes, threads, &seen->summary);
     if (nbytes >= LARGE)
         *known = (Known){seen->digest, nbytes, seen->kind, seen->summary};
     return DONE;
@@ -764,9 +773,9 @@ static int tape_init(PyObject *object, PyObject *args, PyObject *unused)
     (void)unused;
     Tape *tape = (Tape *)object;
     unsigned long long view;
-    PyObject *tensor, *parameter, *plain, *digest, *release, *leaves, *other, *busy, *calm, *modes, *unseen, *names;
-    if (!PyArg_ParseTuple(args, "KOOOOOOOO!O!OOO!", &view, &tensor, &parameter, &plain, &digest, &release, &leaves,
-                          &other, &PyTuple_Type, &busy, &PyTuple_Type, &calm, &modes, &unseen, &PyTuple_Type,
+    PyObject *tensor, *parameter, *plain, *digest, *threads, *release, *leaves, *other, *busy, *calm, *modes, *unseen, *names;
+    if (!PyArg_ParseTuple(args, "KOOOOOOOOO!O!OOO!", &view, &tensor, &parameter, &plain, &digest, &threads, &release,
+                          &leaves, &other, &PyTuple_Type, &busy, &PyTuple_Type, &calm, &modes, &unseen, &PyTuple_Type,
                           &names))
         return -1;
     if (PyTuple_Size(busy) != PyTuple_Size(calm) || PyTuple_Size(names) <= BOOLS || tape->events) {
@@ -774,8 +783,9 @@ static int tape_init(PyObject *object, PyObject *args, PyObject *unused)
         return -1;
     }
     tape->view = (View *)(uintptr_t)view;
-    PyObject *kept[] = {tensor, parameter, plain, digest, release, leaves, other, busy, calm, modes, unseen, names};
-    PyObject **to[] = {&tape->tensor, &tape->parameter, &tape->plain, &tape->digest, &tape->release,
+    PyObject *kept[] = {tensor, parameter, plain, digest, threads, release, leaves, other, busy, calm, modes, unseen,
+                        names};
+    PyObject **to[] = {&tape->tensor, &tape->parameter, &tape->plain, &tape->digest, &tape->threads, &tape->release,
                        &tape->leaves, &tape->other, &tape->busy, &tape->calm,
                        &tape->modes, &tape->unseen, &tape->names};
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
@@ -800,8 +810,8 @@ static void tape_dealloc(PyObject *object)
 {
     Tape *tape = (Tape *)object;
     PyTypeObject *type = Py_TYPE(object);
-    PyObject *all[] = {tape->tensor, tape->parameter, tape->plain, tape->digest, tape->release, tape->leaves,
-                       tape->other, tape->busy, tape->calm, tape->modes, tape->unseen, tape->names, tape->keywords, tape->others, tape->events,
+    PyObject *all[] = {tape->tensor, tape->parameter, tape->plain, tape->digest, tape->threads, tape->release,
+                       tape->leaves, tape->other, tape->busy, tape->calm, tape->modes, tape->unseen, tape->names, tape->keywords, tape->others, tape->events,
                        tape->operators, tape->kinds, tape->numbers, tape->lines, tape->weights, tape->clock, tape->measured,
                        tape->new_page, tape->new_kernel, tape->stream, tape->current, tape->capturing, tape->placed};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)

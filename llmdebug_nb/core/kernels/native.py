@@ -34,8 +34,10 @@ TABLE = (
 KINDS: dict[torch.dtype, int] = {getattr(torch, name): kind for kind, name in enumerate(TABLE)}
 KINDS[torch.bool] = KINDS[torch.uint8]
 
-# the Call of summary.c: address, nbytes, kind; its Summary: low, high, mean, norm, nan, inf, zero
-_QUESTION, _ANSWER = struct.Struct("=Qqq"), struct.Struct("=4d3q")
+# the Call of summary.c: address, nbytes, kind, threads; its Summary: low, high, mean, norm, nan, …
+_QUESTION, _ANSWER = struct.Struct("=Qqqq"), struct.Struct("=4d3q")
+# Bytes from which torch is asked how many threads it uses: two are worth it then, see summary.c
+LARGE = 1 << 21
 Kernel = Callable[[int, int, int], Figures]
 
 
@@ -65,7 +67,8 @@ def kernel() -> Kernel | None:
     """Return the C kernel, or None if it isn't used.
 
     It takes an address (aligned or not), the size of the elements in bytes (not 0) and one of
-    `KINDS`, and returns (min, max, mean, l2norm, nan, inf, zero). It releases the GIL.
+    `KINDS`, and returns (min, max, mean, l2norm, nan, inf, zero). It releases the GIL, and uses as
+    many threads as torch does; the figures do not depend on their number.
     """
     return _load()[0]
 
@@ -116,14 +119,14 @@ def _load() -> tuple[Kernel | None, str | None]:
         why = "llmdebug_nb was installed without a working C compiler"
         return None, f"{LIBRARY.name} was not built: {why}"
     try:
-        function = ctypes.CDLL(str(LIBRARY)).llmdebug_summary
+        function = ctypes.CDLL(str(LIBRARY)).llmdebug_figures
     except (OSError, AttributeError) as error:
         return None, f"{LIBRARY.name} can't be loaded: {error}"
     room, ask, answer, at = _Room(), _QUESTION.pack_into, _ANSWER.unpack_from, _QUESTION.size
 
     def kernel(address: int, nbytes: int, kind: int) -> Figures:
         call = room.call
-        ask(call, 0, address, nbytes, kind)
+        ask(call, 0, address, nbytes, kind, torch.get_num_threads() if nbytes >= LARGE else 1)
         if function(call):
             raise ValueError(f"there is no kernel {kind}")
         return answer(call, at)

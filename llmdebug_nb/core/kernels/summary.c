@@ -4,31 +4,53 @@
    are plain too: `omp simd` gives the compiler leave to reorder the sums and to vectorise (-fopenmp-simd; no run-time
    library), and each is compiled for several levels of x86-64, of which the best that the processor has is taken.
 
-   Sums are kept in double, block by block, so that the error of a long sum stays at that of a short one. No zero that
-   is returned is negative. */
+   Sums are kept in double, block by block, so that the error of a long sum stays at that of a short one, and so that
+   several threads give the same bits as one. No zero that is returned is negative. */
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* signals of threads, also where the compiler is told a standard */
+#endif
 
 #include "summary.h"
 #include "values.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
+#ifndef _WIN32
+#include <pthread.h>
+#include <signal.h>
+#endif
 
-typedef void Kernel(const unsigned char *data, int64_t nbytes, Summary *out);
+/* What one thread found in its elements. `sum`, `squares`: 0 if those of each block were kept. */
+typedef struct {
+    double low, high, sum, squares;
+    int64_t nan, inf, zero;
+} Part;
+
+/* `sums`: room for two sums of each block, or NULL. */
+typedef void Kernel(const unsigned char *data, int64_t count, Part *part, double *sums);
 
 enum { BLOCK = 1 << 14 };
+
+static inline void add(Part *part, double **sums, double sum, double squares)
+{
+    if (*sums)
+        (*sums)[0] = sum, (*sums)[1] = squares, *sums += 2;
+    else
+        part->sum += sum, part->squares += squares;
+}
 
 /* Floating point. Extremes are taken of the bits as integers, since comparisons of floating-point numbers are
    vectorised only by compilers that may assume away NaN: among equal signs the order of the bits is that of the
    magnitudes, so the greatest signed integer is the greatest value unless all are negative, the greatest unsigned one
    the least value unless none is, and the least unsigned one serves where they don't. */
 #define FLOATS(NAME, TARGET, WORD, SHIFT, BITS, SIGNED, INFINITE, VALUE)                                           \
-    TARGET static void NAME(const unsigned char *data, int64_t nbytes, Summary *out)                               \
+    TARGET static void NAME(const unsigned char *data, int64_t count, Part *part, double *sums)                    \
     {                                                                                                              \
-        const int64_t count = nbytes / (int64_t)sizeof(WORD);                                                      \
         const BITS magnitudes = (BITS)-1 >> 1;                                                                     \
         BITS least = (BITS)-1, most = 0;                                                                           \
         SIGNED top = -(SIGNED)magnitudes - 1;                                                                      \
-        double sum = 0, squares = 0;                                                                               \
         int64_t nan = 0, inf = 0, zero = 0;                                                                        \
         for (int64_t start = 0; start < count; start += BLOCK) {                                                   \
             const unsigned char *block = data + start * (int64_t)sizeof(WORD);                                     \
@@ -50,7 +72,8 @@ enum { BLOCK = 1 << 14 };
                 if (value == 0)                                                                                    \
                     block_zero += 1;                                                                               \
             }                                                                                                      \
-            sum += block_sum, squares += block_squares, zero += block_zero;                                        \
+            zero += block_zero;                                                                                    \
+            add(part, &sums, block_sum, block_squares);                                                            \
             if ((most & magnitudes) < INFINITE && top < (SIGNED)INFINITE)                                          \
                 continue;                                                                                          \
             _Pragma("omp simd reduction(+: block_nan, block_inf)")                                                 \
@@ -63,20 +86,17 @@ enum { BLOCK = 1 << 14 };
             }                                                                                                      \
             nan += block_nan, inf += block_inf;                                                                    \
         }                                                                                                          \
-        const double low = VALUE(most > magnitudes ? most : least);                                                \
-        const double high = VALUE(top < 0 ? least : (BITS)top);                                                    \
-        *out = nan ? (Summary){NAN, NAN, NAN, NAN, nan, inf, zero}                                                 \
-                   : (Summary){low + 0.0, high + 0.0, sum / (double)count, sqrt(squares), nan, inf, zero};         \
+        part->nan = nan, part->inf = inf, part->zero = zero;                                                       \
+        part->low = (double)VALUE(most > magnitudes ? most : least) + 0.0;                                         \
+        part->high = (double)VALUE(top < 0 ? least : (BITS)top) + 0.0;                                             \
     }
 
 #define INTEGERS(NAME, TARGET, TYPE)                                                                               \
-    TARGET static void NAME(const unsigned char *data, int64_t nbytes, Summary *out)                               \
+    TARGET static void NAME(const unsigned char *data, int64_t count, Part *part, double *sums)                    \
     {                                                                                                              \
-        const int64_t count = nbytes / (int64_t)sizeof(TYPE);                                                      \
         TYPE low, high;                                                                                            \
         memcpy(&low, data, sizeof low);                                                                            \
         high = low;                                                                                                \
-        double sum = 0, squares = 0;                                                                               \
         int64_t zero = 0;                                                                                          \
         for (int64_t start = 0; start < count; start += BLOCK) {                                                   \
             const unsigned char *block = data + start * (int64_t)sizeof(TYPE);                                     \
@@ -95,9 +115,10 @@ enum { BLOCK = 1 << 14 };
                 block_squares += value * value;                                                                    \
                 block_zero += element == 0;                                                                        \
             }                                                                                                      \
-            sum += block_sum, squares += block_squares, zero += block_zero;                                        \
+            zero += block_zero;                                                                                    \
+            add(part, &sums, block_sum, block_squares);                                                            \
         }                                                                                                          \
-        *out = (Summary){(double)low, (double)high, sum / (double)count, sqrt(squares), 0, 0, zero};               \
+        part->zero = zero, part->low = (double)low, part->high = (double)high;                                     \
     }
 
 /* All kernels for one kind of processor, and their table: `kind` is the place in it. */
@@ -138,22 +159,113 @@ static Kernel *const *best(void)
 }
 #endif
 
-int summarize(int64_t kind, const unsigned char *data, int64_t nbytes, Summary *out)
+/* A thread takes some 20 us to start; a MiB takes 60 to 100. */
+enum { SHARE = 1 << 20, MOST_THREADS = 64 };
+static const int sizes[] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8}; /* bytes of an element, by kind */
+
+typedef struct {
+    Kernel *kernel;
+    const unsigned char *data;
+    int64_t count;
+    double *sums;
+    Part part;
+} Share;
+
+static void *measure(void *share)
+{
+    Share *own = share;
+    if (own->count > 0)
+        own->kernel(own->data, own->count, &own->part, own->sums);
+    return NULL;
+}
+
+#ifndef _WIN32
+/* Measure all shares, the first one here. The program's signals are for its own threads. */
+static void measure_all(Share *shares, int64_t many)
+{
+    pthread_t threads[MOST_THREADS];
+    int started[MOST_THREADS] = {0};
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (int64_t i = 1; i < many; i++)
+        started[i] = pthread_create(&threads[i], NULL, measure, &shares[i]) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    for (int64_t i = 0; i < many; i++)
+        if (!started[i])
+            measure(&shares[i]);
+    for (int64_t i = 1; i < many; i++)
+        if (started[i])
+            pthread_join(threads[i], NULL);
+}
+#else
+static void measure_all(Share *shares, int64_t many)
+{
+    for (int64_t i = 0; i < many; i++)
+        measure(&shares[i]);
+}
+#endif
+
+/* Extremes and counts of all shares; sums block by block, so that they don't depend on the shares. */
+static Part joined(const Share *shares, int64_t many, const double *sums, int64_t blocks)
+{
+    Part all = shares[0].part;
+    for (int64_t i = 1; i < many; i++) {
+        const Part *part = &shares[i].part;
+        if (shares[i].count <= 0)
+            continue;
+        all.low = part->low < all.low ? part->low : all.low;
+        all.high = part->high > all.high ? part->high : all.high;
+        all.nan += part->nan, all.inf += part->inf, all.zero += part->zero;
+    }
+    for (int64_t block = 0; block < blocks; block++)
+        all.sum += sums[2 * block], all.squares += sums[2 * block + 1];
+    return all;
+}
+
+static int summarize_by(Kernel *const *kernels, int64_t kind, const unsigned char *data, int64_t nbytes, int64_t threads,
+                        Summary *out)
 {
     if (kind < 0 || kind >= (int64_t)(sizeof kernels_any / sizeof *kernels_any))
         return -1;
-    best()[kind](data, nbytes, out);
+    Kernel *kernel = kernels[kind];
+    const int64_t count = nbytes / sizes[kind], blocks = (count + BLOCK - 1) / BLOCK;
+    int64_t many = threads < nbytes / SHARE ? threads : nbytes / SHARE;
+    many = many > MOST_THREADS ? MOST_THREADS : many;
+    double *sums = many > 1 ? malloc((size_t)blocks * 2 * sizeof *sums) : NULL;
+    Part all = {0};
+    if (sums) {
+        Share shares[MOST_THREADS];
+        const int64_t each = (blocks + many - 1) / many * BLOCK;
+        for (int64_t i = 0; i < many; i++) {
+            const int64_t from = i * each, left = count - from;
+            const unsigned char *first = data + from * sizes[kind];
+            shares[i] = (Share){kernel, first, left < each ? left : each, sums + from / BLOCK * 2, all};
+        }
+        measure_all(shares, many);
+        all = joined(shares, many, sums, blocks);
+        free(sums);
+    } else
+        kernel(data, count, &all, NULL);
+    *out = all.nan ? (Summary){NAN, NAN, NAN, NAN, all.nan, all.inf, all.zero}
+                   : (Summary){all.low, all.high, all.sum / (double)count, sqrt(all.squares), 0, all.inf, all.zero};
     return 0;
+}
+
+int summarize(int64_t kind, const unsigned char *data, int64_t nbytes, int64_t threads, Summary *out)
+{
+    return summarize_by(best(), kind, data, nbytes, threads, out);
 }
 
 /* Question and answer are one record, since passing several arguments takes ctypes longer than reading a small tensor. */
 typedef struct {
     uint64_t address;
-    int64_t nbytes, kind;
+    int64_t nbytes, kind, threads;
     Summary summary;
 } Call;
 
-EXPORT int llmdebug_summary(Call *call)
+EXPORT int llmdebug_figures(Call *call)
 {
-    return summarize(call->kind, (const unsigned char *)(uintptr_t)call->address, call->nbytes, &call->summary);
+    const unsigned char *data = (const unsigned char *)(uintptr_t)call->address;
+    return summarize(call->kind, data, call->nbytes, call->threads, &call->summary);
 }

@@ -15,7 +15,7 @@ typedef struct {
 } Summary;
 
 /* Describe the elements of a kind in the `nbytes` at an address, aligned or not; at least one. Returns 0, or -1 for a kind
-   that is none. */
-int summarize(int64_t kind, const unsigned char *data, int64_t nbytes, Summary *out);
+   that is none. `threads`: how many may work on a large tensor; the figures do not depend on it. */
+int summarize(int64_t kind, const unsigned char *data, int64_t nbytes, int64_t threads, Summary *out);
 
 #endif
