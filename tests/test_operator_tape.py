@@ -139,7 +139,10 @@ def recorded(folder, name, model, inputs=None, grad=False, **options):
 
 
 OPTIONS = [
-    {}, {"mode": "aten"}, {"mode": "module+api+aten"}, {"grad": True}, {"sources": False},
+    {}, {"mode": "aten"}, {"mode": "module+api+aten"}, {"mode": "module+api"}, {"mode": "api"},
+    {"mode": "module+api", "grad": True}, {"mode": "module+api", "grad": True, "phase": "forward"},
+    {"mode": "api", "part": "in"}, {"mode": "api", "part": "out"},
+    {"mode": "api", "sources": False}, {"mode": "api+aten"}, {"grad": True}, {"sources": False},
     {"part": "in"}, {"part": "out"}, {"apis": "add,mm,cat"}, {"apis": "!add"}, {"every": 2},
     {"last": 2}, {"layers": "layers.1"}, {"contains": "mm"}, {"ids": "1"},
     {"grad": True, "phase": "forward"}, {"weights": True}, {"stats_only": False}, {"time": 1},
@@ -182,6 +185,15 @@ def test_nearly_all_operators_and_views_are_noted(tmp_path, monkeypatch):
     assert sum(len(event) == 4 for event in events) > 50
 
 
+def test_nearly_all_functions_and_their_views_are_noted(tmp_path, monkeypatch):
+    events = played(monkeypatch)
+    run = recorded(tmp_path, "run", llama(), torch.tensor([[5, 7, 9, 11]]), mode="module+api")
+    functions = sum(len(event) == 5 and event[4] == "api" for event in events)
+    assert functions > 0.6 * len(run.operators())
+    assert sum(len(event) == 1 for event in events) > 0.9 * functions  # their ends
+    assert sum(len(event) == 4 for event in events) > 50
+
+
 class _Seen(TorchFunctionMode):
     def __init__(self):
         super().__init__()
@@ -202,8 +214,11 @@ class _Dispatched(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.parametrize("level", ["aten", "api"])
 @pytest.mark.parametrize("mode", [_Seen, _Dispatched])
-def test_modes_of_the_program_see_what_they_see_without_a_recording(mode, tmp_path, monkeypatch):
+def test_modes_of_the_program_see_what_they_see_without_a_recording(
+    mode, level, tmp_path, monkeypatch
+):
     model, ids = llama(), torch.tensor([[5, 7, 9, 11]])
     with torch.no_grad(), mode() as plain:
         expected = model(ids).logits
@@ -211,7 +226,7 @@ def test_modes_of_the_program_see_what_they_see_without_a_recording(mode, tmp_pa
     for name in ("with", "without"):
         if name == "without":
             off(monkeypatch)
-        options = {"mode": "module+aten", "stats_only": True, "tokens": "all", "path": tmp_path}
+        options = {"mode": f"module+{level}", "stats_only": True, "tokens": "all", "path": tmp_path}
         with torch.no_grad(), mode() as seen, ld.dump(model, name=name, **options) as run:
             seen.names.clear()
             logits = model(ids).logits
@@ -241,7 +256,8 @@ def work(model):
             model(torch.ones(2, 4))
 
 
-def test_what_an_operator_raises_reaches_the_program_with_its_inputs_recorded(tmp_path):
+@pytest.mark.parametrize("level", ["aten", "api"])
+def test_what_an_operator_raises_reaches_the_program_with_its_inputs_recorded(level, tmp_path):
     class Fails(torch.nn.Module):
         def forward(self, x):
             for _ in range(3):  # the first one goes the long way
@@ -251,7 +267,7 @@ def test_what_an_operator_raises_reaches_the_program_with_its_inputs_recorded(tm
 
     model = Fails()
 
-    options = {"mode": "module+aten", "stats_only": True, "tokens": "all", "path": tmp_path}
+    options = {"mode": f"module+{level}", "stats_only": True, "tokens": "all", "path": tmp_path}
     with (
         pytest.raises(RuntimeError, match="cannot be multiplied"),
         torch.no_grad(),
@@ -260,7 +276,7 @@ def test_what_an_operator_raises_reaches_the_program_with_its_inputs_recorded(tm
         model(torch.ones(2, 3))
     run = ld.open_run(tmp_path / "run")
     assert run.info()["ended_by"] == "RuntimeError"
-    calls = [(each.site.call, each.site.role) for each in run.records() if each.op == "Aten.mm"]
+    calls = [(each.site.call, each.site.role) for each in run.records() if each.op.endswith(".mm")]
     assert calls == [(call, "input") for call in range(4) for _ in range(2)]
 
 
@@ -325,6 +341,38 @@ def test_code_that_is_compiled_anew_is_one_place_and_is_noted(tmp_path, monkeypa
     assert len(run.operators()) == 80
     # the first operator of new code goes the long way, which makes the code known
     assert sum(len(event) == 5 for event in events) >= 35
+
+
+def test_functions_that_give_no_tensors_or_run_others_are_recorded_as_without_it(
+    tmp_path, monkeypatch
+):
+    class Nested(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.MultiheadAttention(4, 2)
+            self.cell = torch.nn.LSTM(4, 4)
+
+        def forward(self, x):
+            x[0] = 2.0
+            x[:, x[0] > 0] += 1
+            torch.nn.init.zeros_(x[1])
+            y, _ = self.inner(x, x, x, need_weights=True)
+            z, (h, c) = self.cell(x)
+            kept = torch.unique(x, return_counts=True), torch.split(z, 1), torch.aminmax(y)
+            with contextlib.suppress(TypeError):
+                torch.add(x, "nothing")
+            with contextlib.suppress(RuntimeError):
+                torch.cat([x, torch.ones(9, 9)])
+            return torch.einsum("ij,kj->ik", x, h), kept, torch.where(x > 0), y.mul_(2), c.T
+
+    torch.manual_seed(0)
+    model = Nested()
+    for name, mode in (("functions", "module+api"), ("both", "module+api+aten")):
+        with_it = tables(recorded(tmp_path, name, model, mode=mode))
+        with monkeypatch.context() as patch:
+            off(patch)
+            without = tables(recorded(tmp_path, f"{name}2", model, mode=mode))
+        assert differences(with_it, without)[:3] == []
 
 
 def test_an_interrupt_while_it_looks_into_an_object_reaches_the_program(tmp_path):

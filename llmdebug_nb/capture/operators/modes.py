@@ -90,8 +90,9 @@ class OperatorModes:
 
     def _mode(self, cls: type[ApiMode] | type[AtenMode]) -> torch_modes.Mode:
         player = self._listener.player
-        if cls is AtenMode and player is not None and player.operators is not None:
-            return NotingMode(self._listener, self.kinds, player)
+        if player is not None and player.operators is not None:
+            noting = NotingMode if cls is AtenMode else NotingApiMode
+            return noting(self._listener, self.kinds, player)
         return cls(self._listener, self.kinds)
 
     def open(self) -> None:
@@ -163,6 +164,57 @@ class ApiMode(TorchFunctionMode):
         call = self._listener.begin_operator(operator, "api", args, kwargs)
         if call is not None:
             self._listener.end_operator(call, result)
+
+
+class NotingApiMode(ApiMode):
+    """An ApiMode that notes functions on the tape, and goes the long way where it can't."""
+
+    def __init__(self, listener: OperatorListener, kinds: OperatorKinds, player: Player) -> None:
+        super().__init__(listener, kinds)
+        self._tape, self._player = player.tape, player
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Args = (),
+        kwargs: Kwargs | None = None,
+    ) -> object:
+        kwargs = kwargs or {}
+        operator = None if pytorch.tracing() else self._kinds.api(func)
+        if operator is None:
+            return func(*args, **kwargs)
+        tape = self._tape
+        if operator.rearranges or self._listener.substitution is not None:
+            return self._rearranged(operator, func, types, args, kwargs)
+        if not operator.wanted or not tape.begin_function(operator, args, kwargs):
+            return super().__torch_function__(func, types, args, kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except BaseException:
+            if not tape.end_function(None):
+                self._listener.guarded(self._player.end_function, None, True)
+            raise
+        if result is None or not tape.end_function((result,)):
+            outputs = _written(func, args, kwargs) if result is None else result
+            self._listener.guarded(self._player.end_function, outputs, False)
+        return result
+
+    def _rearranged(
+        self,
+        operator: Operator,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Args,
+        kwargs: Kwargs,
+    ) -> object:
+        listener = self._listener
+        if listener.substitution is not None or not listener.listening():
+            return super().__torch_function__(func, types, args, kwargs)
+        result = func(*args, **kwargs)
+        if not self._tape.note_views(operator, args, kwargs, result):
+            listener.guarded(self._note, operator, args, kwargs, result)
+        return result
 
 
 class AtenMode(torch_modes.TorchDispatchMode):

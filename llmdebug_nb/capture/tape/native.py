@@ -29,7 +29,7 @@ from llmdebug_nb.core.kernels.on_device import Page
 
 T = TypeVar("T")
 LIBRARY = Path(__file__).with_name("_tape.so")  # on every platform: it is opened by its path
-_VERSION = 4  # of what lies between the library and this module, as in tape.c
+_VERSION = 5  # of what lies between the library and this module, as in tape.c
 _KINDS = (*native.TABLE, "bool")  # as in tensor.h
 
 
@@ -70,10 +70,12 @@ ModuleEvent: TypeAlias = tuple[T, bool, list[Leaf] | None]
 # views were made: the operator, the place in the program, the arguments, pairs of base and view
 ViewEvent: TypeAlias = tuple[Operator, str, tuple[object, ...], list[tuple[Seen, Seen]]]
 # an operator ran: what it is, its call stack, its leaves (of outputs None: it raised; False: they
-# follow), and nothing
+# follow), and its level if that is api
 Outputs: TypeAlias = list[Leaf] | Literal[False] | None
-OperatorEvent: TypeAlias = tuple[Operator, int | None, list[Leaf], Outputs, None]
-Event: TypeAlias = ModuleEvent[T] | ViewEvent | OperatorEvent
+OperatorEvent: TypeAlias = tuple[Operator, int | None, list[Leaf], Outputs, str | None]
+# the function of level api has ended that is open: its leaves (None: it raised)
+EndEvent: TypeAlias = tuple[list[Leaf] | None]
+Event: TypeAlias = ModuleEvent[T] | ViewEvent | OperatorEvent | EndEvent
 # an operator of the dispatcher, what runs it, what it is, and whether it makes views
 Known: TypeAlias = tuple[object, Callable[..., object], Operator, bool]
 
@@ -87,7 +89,9 @@ class Tape(Protocol[T]):
     the call raised.
     ``forget``: tensors on devices have changed, and their versions do not tell.
     ``open``, ``shut``: for the running thread. ``take``: the events, which leave the tape.
-    ``watch``: what the gates of operators know; see `OperatorTape`.
+    ``watch``: what the gates of operators know; see `OperatorTape`. Only then:
+    ``begin_function``, ``end_function``, ``note_views``: note a function, its end (with a tuple of
+    its result, None if it raised), and a function that makes views; False: nothing was noted.
     ``devices``: how to measure tensors on CUDA devices; see `devices.Means`.
     """
 
@@ -105,6 +109,14 @@ class Tape(Protocol[T]):
         weights: Mapping[int, object], clock: Callable[[], int] | None,
         looks_in: bool, looks_out: bool, /,
     ) -> None: ...  # fmt: skip
+    def begin_function(
+        self, operator: Operator, args: tuple[object, ...], kwargs: Mapping[str, object], /
+    ) -> bool: ...
+    def end_function(self, results: tuple[object] | None, /) -> bool: ...
+    def note_views(
+        self, operator: Operator, args: tuple[object, ...], kwargs: Mapping[str, object],
+        result: object, /,
+    ) -> bool: ...  # fmt: skip
     def devices(
         self, launch: int, new_page: Callable[[int], object],
         new_kernel: Callable[[int, str, bool, bool], object], stream: Callable[[int], object],

@@ -7,7 +7,7 @@
 enum { PLACES = 8 };                       /* as in call_stacks.py */
 enum { ELSEWHERE, MODULE_CALL, RUNNER };   /* what code is, as in call_stacks.py; what is more is the id of code of the program */
 
-static PyObject *f_back, *f_lasti, *tape_name, *slowly, *note_slowly, *end_slowly;
+static PyObject *f_back, *f_lasti, *tape_name, *slowly, *note_slowly, *end_slowly, *api_text;
 
 /* Return what a dictionary has at an address, borrowed; NULL if there is nothing. */
 static PyObject *at_address(PyObject *dict, void *address)
@@ -290,6 +290,83 @@ static PyObject *run_operator(PyObject *mode, Tape *tape, PyObject *entry, PyObj
     Py_XDECREF(inputs);
     Py_XDECREF(outputs);
     return result;
+}
+
+/* Tell whether a method was given a function's operator, its arguments, and `more`. */
+static int is_call(Tape *tape, PyObject *const *given, Py_ssize_t count, Py_ssize_t more)
+{
+    return count == 3 + more && tape->operators && PyTuple_Check(given[1]) && PyDict_Check(given[2]) ? is_open(tape) : REFUSED;
+}
+
+/* begin_function(operator, args, kwargs): note that a function is called, with its inputs. */
+static PyObject *tape_begin_function(PyObject *object, PyObject *const *given, Py_ssize_t count)
+{
+    Tape *tape = (Tape *)object;
+    PyObject *stack = NULL, *context = NULL, *inputs = NULL;
+    int done = is_call(tape, given, count, 0);
+    if (done == DONE)
+        done = look_around(tape, 0, &stack);
+    if (done == DONE)
+        done = (inputs = PyList_New(0)) ? DONE : FAILED;
+    if (done == DONE && tape->looks_in) {
+        done = hide(tape, &context);
+        if (done == DONE)
+            done = append_arguments(tape, inputs, given[1], given[2]);
+        show(context);
+    }
+    if (done == DONE)
+        done = append_event(tape, PyTuple_Pack(5, given[0], stack, inputs, Py_False, api_text));
+    Py_XDECREF(stack);
+    Py_XDECREF(inputs);
+    forget_error();
+    return PyBool_FromLong(done == DONE);
+}
+
+/* end_function(results): note that the function has ended that was noted last. `results`: a tuple of one; None: it raised. */
+static PyObject *tape_end_function(PyObject *object, PyObject *results)
+{
+    Tape *tape = (Tape *)object;
+    PyObject *context = NULL, *outputs = NULL;
+    int done = is_open(tape);
+    if (done == DONE && results != Py_None) {
+        PyObject *result = PyTuple_Check(results) && PyTuple_Size(results) == 1 ? PyTuple_GetItem(results, 0) : NULL;
+        done = result ? hide(tape, &context) : REFUSED;
+        if (done == DONE)
+            done = (outputs = PyList_New(0)) ? DONE : FAILED;
+        if (done == DONE && tape->looks_out)
+            done = is_all(tape, result, 1) == 1 ? append_leaves(tape, outputs, NULL, result, 1, 0) : REFUSED;
+        show(context);
+    }
+    if (done == DONE)
+        done = append_event(tape, PyTuple_Pack(1, outputs ? outputs : Py_None));
+    Py_XDECREF(outputs);
+    forget_error();
+    return PyBool_FromLong(done == DONE);
+}
+
+/* note_views(operator, args, kwargs, result): note the views that a function has made. */
+static PyObject *tape_note_views(PyObject *object, PyObject *const *given, Py_ssize_t count)
+{
+    Tape *tape = (Tape *)object;
+    PyObject *source = NULL, *plain = NULL, *context = NULL, *views = NULL;
+    int done = is_call(tape, given, count, 1);
+    if (done == DONE)
+        done = PyDict_Size(given[2]) || !PyTuple_Size(given[1]) ? REFUSED : look_around(tape, 1, &source);
+    if (done == DONE)
+        done = (plain = plain_arguments(tape, given[1])) ? DONE : REFUSED;
+    if (done == DONE)
+        done = hide(tape, &context);
+    if (done == DONE) {
+        done = (views = PyList_New(0)) ? append_views(tape, views, PyTuple_GetItem(given[1], 0), given[3]) : FAILED;
+        show(context);
+    }
+    if (done == DONE)
+        done = append_event(tape, PyTuple_Pack(4, given[0], source, plain, views));
+    Py_XDECREF(source);
+    Py_XDECREF(plain);
+    Py_XDECREF(views);
+    forget_error();
+    return PyBool_FromLong(done == DONE);
 }
 
 /* __torch_dispatch__(func, types, args, kwargs) */

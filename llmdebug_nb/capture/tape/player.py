@@ -88,6 +88,7 @@ class Player:
         self._recorder, self._attempt = recorder, attempt
         self.operators: dict[int, Known] | None = None
         self._views: dict[tuple[str, str, str, int | None], View] = {}  # of the root call
+        self._functions: list[OpenCall | None] = []  # those that are open; None: not recorded
         self._owner: int | None = None
         self._state: dict[str, object] = {}  # of that thread
 
@@ -138,6 +139,7 @@ class Player:
             self.tape.shut()
             self.play()
             self._views.clear()
+            self._functions.clear()
             self._owner = None
 
     def end_operator(self, outputs: object) -> None:
@@ -145,6 +147,14 @@ class Player:
         open_calls = self._listener.thread.open_calls
         if open_calls and open_calls[-1].level == "aten":
             self._listener.end_operator(open_calls[-1], outputs)
+
+    def end_function(self, outputs: object, raised: bool) -> None:
+        """End the function that was noted last, whose end could not be noted."""
+        call = self._functions.pop() if self._functions else None
+        if call is not None and raised:
+            self._listener.thread.leave(call.path)
+        elif call is not None:
+            self._listener.end_operator(call, outputs)
 
     def play(self) -> None:
         """Record what is on the tape, if it is of this thread."""
@@ -175,7 +185,10 @@ class Player:
         leave = listener.thread.leave
         for event in events:
             if len(event) == 5:
-                self._play_operator(*event[:4])
+                self._play_operator(*event)
+                continue
+            if len(event) == 1:
+                self._end_function(event[0])
                 continue
             if len(event) == 4:
                 self._play_views(*event)
@@ -195,11 +208,18 @@ class Player:
         return True
 
     def _play_operator(
-        self, operator: Operator, stack: int | None, inputs: list[Leaf], outputs: Outputs
+        self,
+        operator: Operator,
+        stack: int | None,
+        inputs: list[Leaf],
+        outputs: Outputs,
+        level: str | None,
     ) -> None:
-        """Record an operator, but for outputs that follow: see `end_operator`."""
+        """Record an operator, but for outputs that follow: see `end_operator`, `end_function`."""
         listener, record = self._listener, self._recorder.record_seen
-        call = listener.open_operator(operator, "aten", False)
+        call = listener.open_operator(operator, level or "aten", False)
+        if level is not None:
+            self._functions.append(call)
         if call is None:
             return
         if call.recorded:
@@ -211,6 +231,16 @@ class Player:
         if outputs is not None and call.recorded:
             record(call, "output", outputs)
             listener.names.end(call)
+
+    def _end_function(self, outputs: list[Leaf] | None) -> None:
+        """Record the end of the function that was opened last."""
+        call = self._functions.pop()
+        if call is None:
+            return
+        self._listener.thread.leave(call.path)
+        if outputs is not None and call.recorded:
+            self._recorder.record_seen(call, "output", outputs)
+            self._listener.names.end(call)
 
     def _play_views(
         self,

@@ -18,7 +18,7 @@
 #include <pthread.h>
 #endif
 
-enum { VERSION = 4 /* as in native.py */ };
+enum { VERSION = 5 /* as in native.py */ };
 enum { REFUSED = 0, DONE = 1, FAILED = -1 };
 enum { READ = 0x100 /* PyBUF_READ, which 3.10's stable headers lack */ };
 enum { SCRATCH = 64 << 10, LARGE = 4 << 10, MANY = 1 << 21 /* as in native.py of the kernels */, KNOWN = 1 << 10, DEPTH = 8, SLOTS = 16, MOST = 4096 };
@@ -829,6 +829,9 @@ static PyMethodDef tape_methods[] = {
     {"end", (PyCFunction)(void (*)(void))tape_end, METH_FASTCALL, NULL},
     {"look", tape_look, METH_O, NULL},
     {"watch", (PyCFunction)(void (*)(void))tape_watch, METH_FASTCALL, NULL},
+    {"begin_function", (PyCFunction)(void (*)(void))tape_begin_function, METH_FASTCALL, NULL},
+    {"end_function", tape_end_function, METH_O, NULL},
+    {"note_views", (PyCFunction)(void (*)(void))tape_note_views, METH_FASTCALL, NULL},
     {"devices", (PyCFunction)(void (*)(void))tape_devices, METH_FASTCALL, NULL},
     {"forget", tape_forget, METH_NOARGS, NULL},
     {"open", tape_open, METH_NOARGS, NULL},
@@ -846,9 +849,9 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_tape", NULL, -1
 PyMODINIT_FUNC PyInit__tape(void)
 {
     const char *texts[] = {"is_neg", "untyped_storage", "nbytes", "storage_offset", "_cdata", "_weak_ref", "0", "__enter__", "__exit__",
-                           "_version", "cpu", "f_back", "f_lasti", "tape", "slowly", "note_slowly", "end_slowly"};
+                           "_version", "cpu", "f_back", "f_lasti", "tape", "slowly", "note_slowly", "end_slowly", "api"};
     PyObject **names[] = {&is_neg, &untyped_storage, &nbytes_name, &storage_offset, &cdata, &weak_ref, &zero_text, &enter_name, &exit_name,
-                           &version_name, &cpu_text, &f_back, &f_lasti, &tape_name, &slowly, &note_slowly, &end_slowly};
+                           &version_name, &cpu_text, &f_back, &f_lasti, &tape_name, &slowly, &note_slowly, &end_slowly, &api_text};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (!*names[i] && !(*names[i] = PyUnicode_InternFromString(texts[i])))
             return NULL;
