@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sqlite3
 import threading
 
@@ -204,3 +205,158 @@ def test_an_unusual_call_leaves_the_tape_as_it_was():
     assert (tag, is_end) == ("m", False)
     assert [slot for slot, _ in leaves] == ["0", "1", "kwargs.a.0", "kwargs.b"]
     assert leaves[3][1].kind == "Tape"
+
+
+# -- exceptions, threads and exports in the middle of our own work ---------------------------------
+
+
+@pytest.mark.parametrize("native_too", [True, False])
+@pytest.mark.parametrize("mode", ["module", "module+aten"])
+def test_a_stack_that_is_full_costs_single_rows_and_no_dump(
+    native_too, mode, tmp_path, monkeypatch
+):
+    class Deep(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            def deep(y):
+                return deep(self.layer(y))
+
+            with contextlib.suppress(RecursionError):
+                deep(x)
+            return self.layer(x)
+
+    if not native_too:
+        off(monkeypatch)
+    model, options = Deep(), {"stats_only": True, "path": tmp_path, "mode": mode}
+    for more in range(4):  # it is full at other places in our own work
+        with torch.no_grad(), ld.dump(model, name=f"run{more}", **options) as run:
+            depth(more, lambda: model(torch.ones(2, 8)))
+        assert len(list(run.records())) > 10
+
+
+def depth(frames, work):
+    return depth(frames - 1, work) if frames else work()
+
+
+class TimeoutOfTheProgramError(Exception):
+    pass
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers here")
+@pytest.mark.parametrize("native_too", [True, False])
+def test_an_exception_of_the_programs_signal_handler_reaches_the_program(
+    native_too, tmp_path, monkeypatch
+):
+    calls = []
+
+    def handler(number, frame):
+        calls.append(number)
+        raise TimeoutOfTheProgramError
+
+    if not native_too:
+        off(monkeypatch)
+    model, x = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(8))), torch.ones(2, 4)
+    got = 0
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with torch.no_grad(), ld.dump(model, name="run", stats_only=True, path=tmp_path) as run:
+            model(x)
+            for number in range(60):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 1e-3 * (1 + number % 7))
+                    while True:
+                        model(x)
+                except TimeoutOfTheProgramError:
+                    got += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert got == len(calls) == 60
+    assert list(run.records())
+
+
+def test_two_recordings_in_two_threads_share_no_memory():
+    small, large = (torch.ones(200, n)[:, ::4].t() for n in (4000, 4999))
+    expected = native.tape(False).look(small).content()
+    for _ in range(30):
+        found = {}
+
+        def work(name, tensor, look, found=found):
+            found[name] = look(tensor).content()
+
+        threads = [
+            threading.Thread(target=work, args=(name, tensor, native.look()))
+            for name, tensor in (("small", small), ("large", large))
+        ]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert found["small"] == expected
+    assert native.look().__self__ is not native.look().__self__
+
+
+def test_what_is_exported_in_a_forward_pass_opens_no_calls(tmp_path):
+    class Exports(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            exported = torch.export.export(self.first, (x.detach(),))
+            return self.second(exported.module()(x))
+
+    options = {"stats_only": True, "path": tmp_path, "mode": "module+aten", "part": "out"}
+    model = Exports()
+    with torch.no_grad(), ld.dump(model, name="run", **options) as run:
+        model(torch.ones(2, 4))
+    paths = {record.site.path for record in run.records()}
+    assert "second/Aten.addmm" in paths
+    assert not any(path.startswith("first") for path in paths)
+
+
+@pytest.mark.parametrize("native_too", [True, False])
+def test_a_large_weight_that_an_operator_changes_in_place_has_its_new_values(
+    native_too, tmp_path, monkeypatch
+):
+    class Filled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(2000, 64)
+
+        def forward(self, x):
+            y = self.table(x)
+            with torch.no_grad():  # a row of which no sample is taken
+                self.table.weight.index_fill_(0, torch.tensor([777]), 50.0)
+            return y + self.table(x)
+
+    if not native_too:
+        off(monkeypatch)
+    model, options = Filled(), {"stats_only": True, "path": tmp_path, "mode": "module+aten"}
+    for name in ("first", "again"):
+        with torch.no_grad(), ld.dump(model, name=name, **options) as run:
+            model(torch.tensor([3]))
+        (made,) = (
+            record
+            for record in run.records(role="output")
+            if record.op.startswith("Aten.index_fill_")
+        )
+        assert made.summary.max == 50.0
+
+
+@pytest.mark.parametrize("mode", ["module+aten", "module+api"])
+def test_our_own_operators_are_not_those_of_a_new_thread(mode, tmp_path):
+    model, x = torch.nn.Linear(600, 4), torch.randn(600, 1000).t()  # which C does not copy
+
+    def work():
+        with torch.no_grad():
+            model(x)
+
+    with ld.dump(model, name="run", stats_only=True, path=tmp_path, mode=mode) as run:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert len(run.operators()) == 1

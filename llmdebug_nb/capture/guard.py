@@ -59,6 +59,8 @@ class Guard:
         try:
             return work(*args)
         except Exception as error:  # the program must go on; the dump reports the problem
+            if interrupts.is_of_handler(error):  # a timeout of the program, say
+                raise
             first_line = str(error).partition("\n")[0]
             self.problems[f"{type(error).__name__} while recording: {masked(first_line)}"] += 1
             return None

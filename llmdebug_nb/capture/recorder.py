@@ -238,6 +238,7 @@ class Recorder:
         row = row_of(site, numbers, *rows.AFTER_SITE)
         self._rows.append(row)
         is_known = place in self.weights and tensor.nbytes > known_weights.SMALL
+        is_known = is_known and not self._uncounted
         describe = self._describe_weight if is_known else self._describe
         self._attempt(row, describe, tensor)
         self._end_row(row, place)
@@ -428,6 +429,7 @@ class Recorder:
                 if row[rows.OFFSET] is None:  # else its values are there
                     self._lose(row, why)
             made, scalars, self._rows, self._scalars = self._rows, self._scalars, [], []
+            made = rows.whole(made, self.lost)
             ops, ids, self._operators, self._call_ids = self._operators, self._call_ids, [], []
             self.watch(made)
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TypeAlias
 
 import torch
@@ -22,6 +23,7 @@ DEVICE, PRODUCER, ROLE = AT["device"], AT["producer"], AT["role"]
 AFTER_SITE = [None] * (len(COLUMNS) - DTYPE)
 WITHOUT_VALUES = [None] * (AT["argument"] - OFFSET)
 _ARGUMENT, _VIEWS, _PLACED = AT["argument"], AT["views"], AT["placed"]
+CUT_SHORT = "an exception of the program came while it was recorded"
 _INPUTS = ("input", "after")  # the roles of arguments
 
 # where a tensor was seen: number of the record, call, phase, role, slot
@@ -36,6 +38,17 @@ class Settled:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor, self.place = tensor, pytorch.reserve_storage_number(tensor.untyped_storage())
         self.row: Row | None = None
+
+
+def whole(made: list[Row], lost: Counter[str]) -> list[Row]:
+    """Return the rows that are whole. ``lost``: counts the others.
+
+    An exception may come anywhere in our own work: the stack is full, or a signal's handler raises.
+    """
+    kept = [row for row in made if row[DEVICE] is not None and row[SHAPE] is not None]
+    if len(kept) < len(made):
+        lost[CUT_SHORT] += len(made) - len(kept)
+    return kept
 
 
 def row_of(site: Site, numbers: Numbers, *described: object) -> Row:

@@ -88,6 +88,21 @@ class Unbroken(ExitStack):
         return super().__exit__(kind, error, trace)
 
 
+def is_of_handler(error: BaseException) -> bool:
+    """Tell whether a handler that the program has for a signal raised an exception."""
+    codes = {
+        getattr(getattr(handler, "__func__", handler), "__code__", None)
+        for number in signal.valid_signals()
+        if callable(handler := signal.getsignal(number))
+    }
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False
+
+
 def watch(owner: object) -> None:
     """Keep our handler installed until `unwatch` is called with that owner."""
     if not _owners:

@@ -86,6 +86,7 @@ def watched() -> bool:
 UNWATCHED: tuple[tuple[Callable[[], object], object], ...] = (
     (torch._C._current_graph_task_id, -1),
     (torch._C._get_tracing_state, None),
+    (torch.compiler.is_compiling, False),  # exporting, too
     (_transform, None),
 )
 # how many function modes there are, and the context in which they see nothing

@@ -91,7 +91,10 @@ class HookedModule:
             return
         if self.entry:
             self._listener.enter(self, args, kwargs)
-        if self._thread.recording:
+            if self._thread.recording:
+                # entering may have put our modes on this thread's stack, which are not to see this
+                self._listener.guarded(self._begin, args, kwargs, False)
+        elif self._thread.recording:
             self._begin(args, kwargs, recomputed=False)
 
     def _begin(self, args: Args, kwargs: Kwargs, recomputed: bool) -> None:

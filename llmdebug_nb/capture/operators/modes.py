@@ -111,9 +111,11 @@ class OperatorModes:
     def end_root_call(self, resting: bool) -> None:
         """Put the thread's stack back as it was, but leave the modes off if ``resting``."""
         here = self._here
-        if here.pushed:
+        if resting:  # the recording may have been stopped from another thread
+            self.pop()
+        elif here.pushed:
             self.pop(here.pushed)
-        elif here.popped and not resting:
+        elif here.popped:
             self.push()
 
     def push(self) -> list[torch_modes.Mode]:

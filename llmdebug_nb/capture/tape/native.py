@@ -178,10 +178,10 @@ class _NeverSeen:
         raise NotImplementedError
 
 
-@cache
 def look() -> Callable[[torch.Tensor], Seen | None]:
     """Return what tells what a CPU tensor is; it returns None where another way must find out.
 
+    It copies strided tensors to memory of its own, so only one thread may call it at a time.
     So it is with special classes and dtypes, with empty and freed tensors, and large strided ones.
     """
     made = tape(False)

@@ -442,7 +442,7 @@ static int look(Tape *tape, Seen *seen, PyObject *tensor, int is_output, int val
     const int large = tape->weights && nbytes > SMALL_WEIGHT
                       && is_weight(tape, seen, tensor, data, room - offset * item, &now, &key);
     int done = packed || large || nbytes <= MOST_SCRATCH ? DONE : REFUSED; /* torch copies it sooner, in threads */
-    if (large && is_known(tape, key, &now))
+    if (large && !(is_output && is_written(tape, seen)) && is_known(tape, key, &now))
         seen->digest = now.digest, seen->summary = now.summary;
     else if (done == DONE) {
         unsigned char *elements = packed_data(tape, data, &t, (int)packed, nbytes);
@@ -536,9 +536,11 @@ static int append_leaves(Tape *tape, PyObject *list, PyObject *slot, PyObject *v
         int done = DONE;
         for (Py_ssize_t i = 0; done == DONE && i < (is_tuple ? PyTuple_Size(value) : PyList_Size(value)); i++) {
             PyObject *part = is_tuple ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i);
+            Py_XINCREF(part); /* another thread may take it out of the list meanwhile */
             PyObject *name = part ? inner_slot(slot, i) : NULL;
             done = name ? append_leaves(tape, list, name, part, is_output, depth + 1) : FAILED;
             Py_XDECREF(name);
+            Py_XDECREF(part);
         }
         return done;
     }
