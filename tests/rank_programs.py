@@ -232,15 +232,71 @@ def ddp(rank: int, ranks: int, bug: str | None = None) -> None:
     train(spread, part(x, rank, ranks), part(y, rank, ranks))
 
 
-def zeroed(rank: int, ranks: int) -> None:
-    """DDP whose gradients are filled with zeros, of which two passes then add up."""
+def zeroed(rank: int, ranks: int, bug: str | None = None) -> None:
+    """DDP whose gradients are filled with zeros, of which two passes then add up.
+
+    ``bug``: in the second pass, each rank keeps some of its own.
+    """
+    steps = [0]
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations as texts
+        own = bucket.buffer()[:4].clone()
+        dist.all_reduce(bucket.buffer().div_(ranks))
+        if bug is not None and steps[0] == 1:
+            bucket.buffer()[:4] = own
+        done = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
     model, x, y = made()
     spread = nn.parallel.DistributedDataParallel(model)
+    spread.register_comm_hook(None, hook)
     for at in range(4):
+        steps[0] = at
         if at != 3:
             model.zero_grad(set_to_none=False)
         loss = ((spread(part(x, rank, ranks)) - part(y, rank, ranks)) ** 2).mean() * (1 + at)
         loss.backward()
+
+
+class Divided(nn.Module):
+    """Two layers of which each rank has its own half, and one that all have."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        torch.manual_seed(rank)
+        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH, bias=False)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.down(torch.relu(self.up(x)))
+        total = y.detach().clone()
+        dist.all_reduce(total)
+        return self.norm(y + (total - y.detach()))
+
+
+def divided(rank: int, ranks: int) -> None:
+    model = Divided(rank)
+    for _ in range(2):
+        (model(torch.ones(ROWS, WIDTH)) ** 2).sum().backward()
+
+
+def sparsely(rank: int, ranks: int) -> None:
+    """DDP over an embedding with sparse gradients."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(10, WIDTH, sparse=True), nn.Linear(WIDTH, CLASSES))
+    spread = nn.parallel.DistributedDataParallel(model)
+    spread(torch.tensor([1, 2 + rank, 3])).sum().backward()
+
+
+def uneven(rank: int, ranks: int) -> None:
+    """DDP of which one rank has a batch less."""
+    model, x, y = made()
+    spread = nn.parallel.DistributedDataParallel(model)
+    with dist.algorithms.join.Join([spread]):
+        for _ in range(1 + (rank == 0)):
+            model.zero_grad()
+            ((spread(part(x, rank, ranks)) - part(y, rank, ranks)) ** 2).mean().backward()
 
 
 def hooked(rank: int, ranks: int, how: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -558,7 +559,8 @@ def test_gradients_that_ddp_reduces_are_held_against_what_ranks_added(
 def test_gradients_that_are_filled_with_zeros_are_no_fault(server: Server, tmp_path: Path) -> None:
     found = ld.check_ranks(server.record(tmp_path, "zeroed", ranks=2))
     assert found.ok, str(found)
-    assert (found.collectives, found.unchecked) == (40, {})  # parameters and passes
+    # parameters and passes, and the hook's own
+    assert (found.collectives, found.unchecked) == (44, {})
 
 
 @pytest.mark.parametrize("how", ["means", "sums", "in bfloat16"])
@@ -621,6 +623,43 @@ def test_what_a_collective_gives_is_computed_from_what_it_takes(
     wrong = fault(call(op, [gives[0], [x + 1 for x in gives[1]]], takes, **facts))
     assert wrong is not None
     assert wrong.ranks == (1,)
+
+
+def test_nan_and_infinities_are_no_fault_where_they_belong() -> None:
+    nan, inf = math.nan, math.inf
+    takes = [[1.0, nan, inf, 2.0], [5.0, 1.0, 1.0, -3.0]]
+    right = [6.0, nan, inf, -1.0]
+    assert fault(call("all_reduce", [right] * 2, takes, op="sum")) is None
+    for place, instead in ((1, 1.0), (2, nan), (2, -inf), (0, nan), (3, 5.0)):
+        wrong = [*right]
+        wrong[place] = instead
+        assert fault(call("all_reduce", [right, wrong], takes, op="sum")) is not None
+
+
+def test_gradients_of_parameters_that_each_rank_has_a_part_of_are_no_replicas(
+    server: Server, tmp_path: Path
+) -> None:
+    found = ld.check_ranks(server.record(tmp_path, "divided", ranks=2))
+    assert found.ok, str(found)
+
+
+def test_what_was_not_reduced_is_found_where_gradients_are_filled_with_zeros(
+    server: Server, tmp_path: Path
+) -> None:
+    found = ld.check_ranks(server.record(tmp_path, "zeroed", "local", ranks=2))
+    assert {fault.kind for fault in found.faults} == {"out of step"}
+    assert {fault.site.step for fault in found.faults} == {1}
+
+
+def test_sparse_gradients_and_ranks_that_have_joined_are_counted_as_not_checked(
+    server: Server, tmp_path: Path
+) -> None:
+    found = ld.check_ranks(server.record(tmp_path, "sparsely", ranks=2))
+    assert found.ok, str(found)
+    assert any("sparse" in why for why in found.unchecked)
+    joined = ld.check_ranks(server.record(tmp_path, "uneven", ranks=2, name="joined"))
+    assert joined.ok, str(joined)
+    assert any("not all ranks" in why for why in joined.unchecked)
 
 
 def test_ranks_that_reduce_otherwise_are_named_and_unknown_calls_are_no_answer() -> None:

@@ -19,9 +19,10 @@ from llmdebug_nb.core.records import Record
 from llmdebug_nb.store.collectives import collectives
 from llmdebug_nb.store.reduced import reduced_gradients
 from llmdebug_nb.store.run import Run
-from llmdebug_nb.store.world import grid_of
+from llmdebug_nb.store.world import grid_of, groups_of
 
 _Key: TypeAlias = tuple[object, ...]
+_WEIGHTS: _Key = ("weight",)
 
 
 def check_ranks(run: Run | str | os.PathLike[str]) -> RankCheck:
@@ -40,6 +41,8 @@ def check_ranks(run: Run | str | os.PathLike[str]) -> RankCheck:
     replicas = _Replicas(run)
     faults = list(replicas.faults())
     unchecked: Counter[str] = Counter()
+    if replicas.unread:
+        unchecked["replicas whose values were not read, as sparse ones"] = replicas.unread
     count = 0
     for call in collectives(run, unchecked):
         try:
@@ -51,7 +54,7 @@ def check_ranks(run: Run | str | os.PathLike[str]) -> RankCheck:
         if found is not None:
             faults.append(found)
     reductions = Reductions()
-    for ways in reduced_gradients(run, unchecked):
+    for ways in reduced_gradients(run, groups_of(run), unchecked):
         reductions.add(ways)
     wrong, unknown = reductions.faults()
     if unknown:
@@ -62,11 +65,14 @@ def check_ranks(run: Run | str | os.PathLike[str]) -> RankCheck:
 
 
 class _Replicas:
-    """The tensors that several ranks should have alike. ``count``: how many there are."""
+    """The tensors that several ranks should have alike.
+
+    ``count``: how many there are. ``unread``: of how many nothing is known.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self.count = 0
+        self.count = self.unread = 0
         self._said: dict[_Key, list[Record]] = defaultdict(list)  # replicas by their placement
         self._plain: dict[_Key, list[Record]] = defaultdict(list)  # weights and reduced gradients
         self._latest: dict[_Key, list[Record]] = {}  # the gradients in which a parameter's stands
@@ -100,16 +106,23 @@ class _Replicas:
         for records in self._plain.values():
             if len(records) > 1:
                 groups[_pass_of(records[0])].append(records)
-        for several in groups.values():
-            equal = sum(_are_equal(records) for records in several)
-            shared = equal > constants.MAJORITY * len(several)  # of data parallel ranks, say
-            for records in several:
+        parts: set[_Key] = set()  # parameters of which each rank has its own part
+        for kind, several in sorted(groups.items(), key=lambda each: each[0] != _WEIGHTS):
+            whole = [each for each in several if _parameter_of(each[0]) not in parts]
+            equal = sum(_are_equal(records) for records in whole)
+            shared = equal > constants.MAJORITY * len(whole)  # of data parallel ranks, say
+            if kind == _WEIGHTS and not shared:
+                parts = {_parameter_of(each[0]) for each in whole if not _are_equal(each)}
+            for records in whole:
                 yield from self._of(records, sure=shared)
 
     def _of(self, records: Sequence[Record], sure: bool) -> Iterator[RankFault]:
         """Yield the fault of replicas. Unless they are ``sure`` ones, parts may only look alike."""
         if _are_equal(records):
             self.count += 1
+            return
+        if any(each.summary.fingerprint is None for each in records):
+            self.unread += 1
             return
         most = Counter(each.summary.fingerprint for each in records).most_common(1)[0][0]
         rest = [each for each in records if each.summary.fingerprint != most]
@@ -150,8 +163,12 @@ def _pass_of(record: Record) -> _Key:
     """Return what gradients of one backward pass have in common, and all weights."""
     s = record.site
     if s.role == "weight":
-        return (s.role,)
+        return _WEIGHTS
     return s.role, s.generation, s.step, s.call, s.slot.endswith(ACCUMULATED)
+
+
+def _parameter_of(record: Record) -> _Key:
+    return record.site.path, unshared(record.site.slot)
 
 
 def _are_equal(records: Sequence[Record]) -> bool:

@@ -49,8 +49,9 @@ class Ranks:
         self._several = False  # ranks run together
         # by id of a parameter: how to begin the record of its gradient, its name, and itself
         self._parameters: dict[int, tuple[Begin, str, torch.Tensor]] = {}
-        # the gradients before the backward pass, by the id of their parameter, with their versions
+        # the gradients before the backward pass, by the id of their parameter; those that are zero
         self._had: dict[int, tuple[int, int | None]] = {}
+        self._zero: set[int] = set()
         self._held = False  # the last pass left none: FSDP2 may hold them back for the next one
         # by the Work of an asynchronous collective that nobody waited for yet; and their number
         self._running: WeakKeyDictionary[object, tuple[OpenCall, object]] = WeakKeyDictionary()
@@ -179,6 +180,7 @@ class Ranks:
                 for key, each in self._parameters.items()
                 if each[2].grad is not None
             }
+            self._zero = {key for key in self._had if _is_zero(self._parameters[key][2].grad)}
 
     def end_backward(self) -> None:
         held, self._held = self._held, True
@@ -187,10 +189,22 @@ class Ranks:
             self._held = self._held and gradient is None
             if gradient is None or self._had.get(key) == _state(gradient):
                 continue
-            slot = f"{name}{ACCUMULATED if held or key in self._had else REDUCED}"
+            added = held or (key in self._had and key not in self._zero)
+            slot = f"{name}{ACCUMULATED if added else REDUCED}"
             call = begin(slot)
             if call is not None:
                 self._observer.record_gradient(call, "grad", slot, gradient)
+
+
+def _is_zero(gradient: torch.Tensor | None) -> bool:
+    """Tell whether a program has filled a gradient with zeros, in place of taking it away."""
+    if gradient is None:
+        return False
+    part, _ = torch_distributed.local(gradient)
+    if part.layout is not torch.strided or part.is_meta or not part.numel():
+        return False
+    first = part[(0,) * part.dim()]  # most gradients are known by it
+    return not bool(first) and not bool(part.any())
 
 
 def _state(gradient: torch.Tensor) -> tuple[int, int | None]:

@@ -136,12 +136,27 @@ def _agrees(call: Collective, rank: int, wanted: Sequence[torch.Tensor], op: str
         return False
     if op not in ("sum", "avg", "product") or not given.is_floating_point():
         return bool(torch.equal(given.nan_to_num(), there.nan_to_num()))
-    size = sum(float(_flat(each).double().norm()) for each in call.takes.values())
-    error = float((given.double() - there.double()).nan_to_num().norm())
+    if not _same_places(given, there):
+        return False
+    size = sum(float(_finite(_flat(each)).norm()) for each in call.takes.values())
+    error = float((_finite(given) - _finite(there)).norm())
     limit = constants.OPERATOR_EPSILONS * epsilon(dtype_name(given))
     if _SENT in call.facts[rank]:  # each part is rounded, and each sum of two of them
         limit += len(call.takes) * epsilon(call.facts[rank][_SENT])
     return error <= limit * size
+
+
+def _same_places(given: torch.Tensor, there: torch.Tensor) -> bool:
+    """Tell whether NaN and infinities stand at the same places."""
+    unusual = ~given.isfinite()
+    if not torch.equal(unusual, ~there.isfinite()):
+        return False
+    kinds = [each[unusual].nan_to_num(0.0) for each in (given, there)]  # NaN, and both infinities
+    return bool(torch.equal(*kinds))
+
+
+def _finite(values: torch.Tensor) -> torch.Tensor:
+    return values.double().nan_to_num(0.0, 0.0, 0.0)
 
 
 def _error(given: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:

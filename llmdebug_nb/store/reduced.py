@@ -7,7 +7,7 @@ to a gradient is recorded, and what stands there behind the backward pass: that 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -18,6 +18,7 @@ from llmdebug_nb.core.rank_checks import Collective
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.store.collectives import has_values
 from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.world import Group
 
 _Key: TypeAlias = tuple[object, ...]
 
@@ -47,14 +48,23 @@ class _Sum:
         return [*([] if self.before is None else [self.before]), *self.added]
 
 
-def reduced_gradients(run: Run, unchecked: dict[str, int]) -> Iterator[list[Collective]]:
+def reduced_gradients(
+    run: Run, groups: Iterable[Group], unchecked: dict[str, int]
+) -> Iterator[list[Collective]]:
     """Yield the gradients that ranks share, each in all the ways in which it may have been made.
 
-    Their reduction is not known. ``unchecked``: counts those that can't be read, by the reason.
+    Their reduction is not known. ``groups``: of ranks. ``unchecked``: counts those that can't be
+    read, by the reason.
     """
+    sets = sorted(map(frozenset, groups), key=len)
     for sums in _sums(run).values():
+        there = {each.gradient.site.rank for each in sums}
         for alike in _shared(sums):
+            ranks = {each.gradient.site.rank for each in alike}
+            group = next((each for each in sets if ranks <= each), ranks)
             why = _unreadable(alike)
+            if not group <= there:
+                why = "gradients that not all ranks of their group recorded"
             if why:
                 unchecked[why] = unchecked.get(why, 0) + 1
                 continue

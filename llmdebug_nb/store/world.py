@@ -57,8 +57,14 @@ def grid_of(run: Run) -> dict[int, tuple[int, ...]]:
             f"{run.label} has {len(ranks)} of {size} ranks: {_texts(missing)} is missing; record"
             " all ranks (leave out the option ranks), and copy their folders into one"
         )
-    groups = {tuple(group) for world in worlds for group in world.groups}
-    return _grid(sorted(ranks), groups)
+    return _grid(sorted(ranks), {tuple(group) for world in worlds for group in world.groups})
+
+
+def groups_of(run: Run) -> set[Group]:
+    """Return the groups of ranks that the processes of a run know. Raises CompareError."""
+    processes = run.source.processes
+    worlds = [_world(run, each) for each in processes if each.get("world") is not None]
+    return {tuple(group) for world in worlds for group in world.groups}
 
 
 def _world(run: Run, process: Mapping[str, object]) -> _World:

@@ -115,12 +115,22 @@ def lockstep(
         programs: list[Program] = []
         for name, model in (("golden", golden), ("mine", mine)):
             if isinstance(model, str):
+                _check_address(name, model)
                 known = frames.checked_secret(secret or "")
                 programs.append(RemoteProgram(model, known, chosen, timeout))
             else:
                 programs.append(LocalProgram(name, model, inputs, chosen))
             undo.callback(programs[-1].close)
         return _confirmed((programs[0], programs[1]), chosen, size, rules, asked)
+
+
+def _check_address(name: str, given: str) -> None:
+    """Raises OptionError: a text is no address."""
+    if not given.startswith("tcp://"):
+        raise OptionError(
+            f"{name}: expected a torch.nn.Module or an address tcp://host:port, got {given!r};"
+            " ld.compare takes the names of runs"
+        )
 
 
 def _confirmed(
