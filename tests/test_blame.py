@@ -693,3 +693,39 @@ def test_attributes_and_fingerprints_are_recorded_once():
         [name for name, _ in llama().named_parameters() if name.endswith("weight")]
     )
     assert all(value.startswith("xxh3:") for value in weights.values())
+
+
+class HandsOn(torch.nn.Module):
+    """Hands on what its only part gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.part(x)
+
+
+class Lists(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(HandsOn() for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def test_a_module_that_hands_on_what_its_part_gave_is_blamed_and_not_the_list_around_it(tmp_path):
+    golden, mine = Lists(), Lists()
+    mine.layers[1].register_forward_hook(lambda module, args, output: output - args[0])
+    x = torch.randn(4, 8)
+    runs = []
+    for name, model in (("golden", golden), ("mine", mine)):
+        with ld.dump(model, name=name, path=tmp_path, mode="module") as run:
+            model(x)
+        runs.append(run)
+    report = ld.compare(*runs, progress=False)
+    assert report.findings[0].path == "layers.1"

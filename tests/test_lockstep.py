@@ -245,6 +245,7 @@ def test_an_interrupt_ends_both() -> None:
         ({"name": "x"}, "writes no dump"),
         ({"inputs": 3}, "inputs: expected"),
         ({"mine": 3}, "torch.nn.Module"),
+        ({"golden": "golden"}, "golden: .*got .golden.; ld.compare"),
         ({"mine": "localhost:3", "secret": SECRET}, "tcp://host:port"),
         ({"mine": "tcp://127.0.0.1:1"}, "at least 8 characters"),
     ],

@@ -93,6 +93,23 @@ def test_hooks_and_buffers_that_a_program_left_are_gone_before_it_runs_again(
     assert len([*mine.buffers()]) == buffers
 
 
+def test_calls_that_do_not_fit_the_window_are_told() -> None:
+    torch.manual_seed(0)
+    golden = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 5000))
+    mine = copy.deepcopy(golden)
+    scaled("1", 1.5)(mine)
+    x = torch.randn(16, 64)
+    small, large = (
+        ld.lockstep(golden, mine, x, stop="first", window=window, progress=False, **MODULES)
+        for window in (400_000, "1GiB")
+    )
+    assert large.lockstep.stopped.startswith("1 step 0")
+    assert large.lockstep.unjudged == 0
+    assert small.lockstep.stopped or small.lockstep.unjudged
+    assert small.lockstep.stopped or "passed over" in str(small)
+    assert small.verdict == large.verdict == "diverged"
+
+
 class Sparse(torch.nn.Module):
     """A layer behind a product with a sparse buffer."""
 

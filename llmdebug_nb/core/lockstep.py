@@ -42,6 +42,7 @@ class Lockstep:
     ran. ``met``: the pairs that were measured as soon as both values were there. ``unsteady``: the
     values that were other ones when a program ran again. ``stopped``: the call of mine after which
     both programs were stopped, and by how much it was off; "" if they ran to their end.
+    ``unjudged``: the calls that ``stop`` and ``graft`` passed over, as a value was not held.
     ``grafts``: the calls in whose place mine went on with golden's values. ``passed``: the places
     that gave another value than golden's module there, and that the comparison found right.
     """
@@ -53,5 +54,6 @@ class Lockstep:
     met: int = 0
     unsteady: int = 0
     stopped: str = ""
+    unjudged: int = 0
     grafts: list[Graft] = field(default_factory=list)
     passed: tuple[str, ...] = ()

@@ -209,6 +209,7 @@ class Both:
             self._rest()
             figures = self.figures
             figures.met, figures.stopped = meeting.met, meeting.stopped
+            figures.unjudged = meeting.unjudged
             figures.grafts, self._acted = meeting.grafts, meeting.acted
             report = self._report(rules, asked, stages)
         self._settle()
@@ -318,6 +319,11 @@ def said(figures: Lockstep) -> list[str]:
         notes.append(
             f"both programs were stopped at the first divergence, after {figures.stopped}: what"
             " would have followed is not compared"
+        )
+    if figures.unjudged:
+        notes.append(
+            f"stop and graft passed over {count_text(figures.unjudged, 'call')} whose values did"
+            f" not fit the window of {size_text(figures.window)} together: give a larger one"
         )
     if figures.grafts:
         first = "; ".join(map(str, figures.grafts[: constants.NAMES_SHOWN]))

@@ -56,6 +56,8 @@ class Rules:
 class Meeting:
     """``met``: how many pairs were measured. ``grafts``: where golden's values were put in.
 
+    ``unjudged``: how many calls could not be judged when they had ended, as a value was not held.
+
     ``stopped``: the call after which both programs were stopped; "" if they were not. ``acted``:
     the ids of mine's tensors after which that was done, with their paths, all layers as one.
     """
@@ -71,7 +73,7 @@ class Meeting:
         """``passed``: paths, those of all layers as one, at which nothing is decided."""
         self._passed, self.acted = passed, dict[int, str]()
         self._golden, self._mine, self._rules, self._wanted = golden, mine, rules, wanted
-        self.met, self.stopped = 0, ""
+        self.met, self.unjudged, self.stopped = 0, 0, ""
         self.grafts: list[Graft] = []
         self._ended: dict[CallAt, Ended] = {}  # golden's calls that mine has not made yet
         self._over = False
@@ -162,7 +164,10 @@ class Meeting:
 
     def _measured(self, golden: Ended, mine: Ended) -> list[Measured]:
         measured = self._measurer.measured(self._pairs(golden, mine), self._modules)
-        return [each for each in measured if each.metrics is not None]
+        known = [each for each in measured if each.metrics is not None]
+        if self._wanted.judges and len(known) < len(measured):
+            self.unjudged += 1
+        return known
 
     def _pairs(self, golden: Ended, mine: Ended) -> Iterator[Pair]:
         own = {(r.site.role, r.site.slot): r for r in mine.records}
