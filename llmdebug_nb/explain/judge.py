@@ -435,9 +435,8 @@ class Judge:
 
 def _around(record: Record | None) -> str:
     """Return the path of the module whose code passes a tensor on: to a call, or as its output."""
-    if record is None:
-        return ""
-    path, gives = record.site.path, record.site.role == "output"
+    path = record.site.path if record is not None else ""
+    gives = record is not None and record.site.role == "output"
     return module_of(path) if is_operator(path) or gives else parent_of(path)
 
 
