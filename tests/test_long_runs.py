@@ -286,6 +286,8 @@ def test_a_payload_file_that_begins_inside_another_is_refused():
     [
         ({"alarm": "nan"}, "last=8"),
         ({"alarm": "fire", "last": 2}, "spike:8"),
+        ({"alarm": 3, "last": 2}, "spike:8"),
+        ({"alarm": "", "last": 2}, "spike:8"),
         ({"alarm": "spike:0", "last": 2}, "spike:8"),
         ({"last": 0}, "1 or more"),
         ({"every": 0}, "1 or more"),

@@ -361,7 +361,7 @@ def alarms(value: object, option: str) -> tuple[str | Condition, ...]:
 def _alarms(item: object, option: str) -> tuple[str | Condition, ...]:
     if callable(item):
         return (item,)
-    found = names(item, option)
+    found = names(item, option) if isinstance(item, str) and item.strip() else (str(item),)
     for each in found:
         spread = re.fullmatch(r"spike(?::(\d{1,6}(?:\.\d{1,6})?))?", each)
         if each != "nan" and not (spread and float(spread[1] or 1) > 0):

@@ -220,7 +220,7 @@ class Judge:
         if call.is_operator and places[1] == call.module:
             words = f"the first tensor to differ is an input of {call.path}{made}"
             return self._placed(Blamed(call, causes.INTRODUCED, words, row), holder)
-        words = f"{call.path} is the first call with another input{made}"
+        words = f"{call.path or 'the model'} is the first call with another input{made}"
         if row.site.role != "input" and region.before is None:
             words = f"{call.path or 'the model'} is the first call with another output"
         blamed = Blamed(call if holder is None else holder, causes.INTRODUCED, words, row)
