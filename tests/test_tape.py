@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import os
 import signal
 import sqlite3
@@ -14,9 +16,14 @@ from torch.overrides import TorchFunctionMode
 
 import llmdebug_nb as ld
 from llmdebug_nb.app.recording import Recording
+from llmdebug_nb.capture import recorder
+from llmdebug_nb.capture.rows import CUT_SHORT
+from llmdebug_nb.capture.steps import StepTracker
 from llmdebug_nb.capture.tape import native, player
+from llmdebug_nb.capture.waiting_rows import WaitingRows
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.store.catalog import process_folders
+from llmdebug_nb.store.writer import Writer
 
 pytestmark = pytest.mark.skipif(native.tape(False) is None, reason="the tape was not built")
 
@@ -245,37 +252,112 @@ class TimeoutOfTheProgramError(Exception):
     pass
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers here")
-@pytest.mark.parametrize("native_too", [True, False])
-def test_an_exception_of_the_programs_signal_handler_reaches_the_program(
-    native_too, tmp_path, monkeypatch
-):
-    calls = []
+class HandlerOfTheProgram:
+    def __init__(self):
+        self.calls = []
 
-    def handler(number, frame):
-        calls.append(number)
+    def __call__(self, number, frame):
+        self.calls.append(number)
         raise TimeoutOfTheProgramError
 
+    def method(self, number, frame):
+        self.calls.append(number)
+        raise TimeoutOfTheProgramError
+
+
+HANDLERS = {
+    "function": lambda owner: lambda number, frame: owner.method(number, frame),
+    "method": lambda owner: owner.method,
+    "partial": lambda owner: functools.partial(HandlerOfTheProgram.method, owner),
+    "object": lambda owner: owner,
+}
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers here")
+@pytest.mark.parametrize("kind", HANDLERS)
+@pytest.mark.parametrize("native_too", [True, False])
+def test_an_exception_of_the_programs_signal_handler_reaches_the_program(
+    native_too, kind, tmp_path, monkeypatch
+):
+    owner = HandlerOfTheProgram()
+    calls, handler = owner.calls, HANDLERS[kind](owner)
     if not native_too:
         off(monkeypatch)
     model, x = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(8))), torch.ones(2, 4)
     got = 0
+    gc.collect()  # Python ignores an exception that is raised while it frees an object
     before = signal.signal(signal.SIGALRM, handler)
     try:
         with torch.no_grad(), ld.dump(model, name="run", stats_only=True, path=tmp_path) as run:
             model(x)
-            for number in range(60):
+            for number in range(30):
                 try:
                     signal.setitimer(signal.ITIMER_REAL, 1e-3 * (1 + number % 7))
-                    while True:
+                    while len(calls) == number:
                         model(x)
                 except TimeoutOfTheProgramError:
                     got += 1
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert got == len(calls) == 60
+    assert got == len(calls) == 30
     assert list(run.records())
+
+
+class StopOfTheProgram(BaseException):
+    """Not an Exception, as Ctrl-C is none: our own work lets it through wherever it comes."""
+
+
+def stopped_once(monkeypatch, owner, name, before):
+    """Let a function raise, once, before or after it has done its work."""
+    work, stops = getattr(owner, name), [StopOfTheProgram]
+
+    def stopping(*args, **kwargs):
+        if before and stops:
+            raise stops.pop()
+        result = work(*args, **kwargs)
+        if stops:
+            raise stops.pop()
+        return result
+
+    monkeypatch.setattr(owner, name, stopping)
+
+
+def two_calls(path, stop=lambda: None):
+    """Record a model that is called twice, and stopped in the first call or not."""
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), torch.ones(2, 4)
+    with torch.no_grad(), ld.dump(model, name="run", path=path, mode="module+aten") as run:
+        stop()
+        for _ in range(2):
+            with contextlib.suppress(StopOfTheProgram):
+                model(x)
+    return run
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("work", [(Writer, "commit"), (StepTracker, "take"), (WaitingRows, "fill")])
+def test_a_stop_of_the_program_while_rows_are_committed_costs_none(
+    work, before, tmp_path, monkeypatch
+):
+    expected = list(two_calls(tmp_path / "whole").records())
+    run = two_calls(tmp_path / "stopped", lambda: stopped_once(monkeypatch, *work, before))
+    assert [each.summary for each in run.records()] == [each.summary for each in expected]
+    assert len(run.root_calls()) == 2
+    assert len(run.operators()) == 4
+    assert run.info()["lost"] == 0
+
+
+def test_a_tensor_that_a_stop_left_half_described_describes_no_other(tmp_path, monkeypatch):
+    off(monkeypatch)
+    monkeypatch.setattr(recorder.native, "look", lambda: lambda tensor: None)  # all in Python
+    run = two_calls(
+        tmp_path, lambda: stopped_once(monkeypatch, recorder.kernel, "figures", before=True)
+    )
+    made = list(run.records())
+    assert len(made) > 5
+    assert all(each.summary.l2norm is not None for each in made)
+    assert run.meta["lost"] == {CUT_SHORT: 1}
 
 
 def test_two_recordings_in_two_threads_share_no_memory():

@@ -28,8 +28,9 @@ class KnownWeights:
         if storage is not None:
             self.storages.setdefault(storage.cdata, storage)
 
-    def __contains__(self, place: int | None) -> bool:
-        return place in self.storages
+    def has(self, place: int | None, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor in the storage of that number is large, and a part of a weight."""
+        return place in self.storages and tensor.nbytes > SMALL
 
     def row_of(self, tensor: torch.Tensor, row: Row) -> Row | None:
         """Return the row of a weight, or of a view of one, if its version and a sample agree.

@@ -123,8 +123,12 @@ class Parts:
         """Make what a root call recorded part of the dump."""
         if self.observer.player is not None:
             self.observer.player.play_for_owner()
-        calls = self.steps.take()
-        for recorder in self.recorders:
-            recorder.end_call(calls)
+        try:
+            calls = self.steps.take()
+            for recorder in self.recorders:
+                recorder.end_call(calls)
+        except BaseException:  # of the program: its handler of a signal, say
+            self.steps.take_again()
+            raise
         if self.ring is not None:
             self.ring.turn(calls)

@@ -19,6 +19,7 @@ from llmdebug_nb.capture.operators import collectives
 from llmdebug_nb.capture.operators.kinds import OperatorFilter
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.walk import leaves
+from llmdebug_nb.core.kernels.raw import captures_graph
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.placement import ACCUMULATED, COLLECTIVE, REDUCED
 
@@ -198,7 +199,7 @@ class Ranks:
 
 def _is_zero(gradient: torch.Tensor | None) -> bool:
     """Tell whether a program has filled a gradient with zeros, in place of taking it away."""
-    if gradient is None:
+    if gradient is None or captures_graph():  # whose values are not there yet
         return False
     part, _ = torch_distributed.local(gradient)
     if part.layout is not torch.strided or part.is_meta or not part.numel():

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import torch
 
-from llmdebug_nb.capture import geometry, known_weights, rows
+from llmdebug_nb.capture import geometry, rows
 from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.geometry import Key, on_host
@@ -237,9 +237,8 @@ class Recorder:
         """Make the row of a tensor now."""
         row = row_of(site, numbers, *rows.AFTER_SITE)
         self._rows.append(row)
-        is_known = place in self.weights and tensor.nbytes > known_weights.SMALL
-        is_known = is_known and not self._uncounted
-        describe = self._describe_weight if is_known else self._describe
+        is_weight = self.weights.has(place, tensor) and not self._uncounted
+        describe = self._describe_weight if is_weight else self._describe
         self._attempt(row, describe, tensor)
         self._end_row(row, place)
         return row
@@ -255,15 +254,12 @@ class Recorder:
         self._end_row(row, settled.place)
 
     def _end_row(self, row: Row, place: int | None) -> None:
-        self._link_producer(row, place)
-        if len(self._rows) >= _MANY:
-            self.flush()
-
-    def _link_producer(self, row: Row, place: int | None) -> None:
         """Note the record that last put out the storage; an output becomes that record itself."""
         row[rows.PRODUCER] = self._producers.get(place)
         if place is not None and row[rows.ROLE] == "output":
             self._producers[place] = row[0]
+        if len(self._rows) >= _MANY:
+            self.flush()
 
     def _attempt(self, row: Row, work: Callable[[Row, T], None], argument: T) -> None:
         """Do ``work(row, argument)``; an error is noted in the row."""
@@ -276,6 +272,12 @@ class Recorder:
         except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError) as error:
             first_line = str(error).partition("\n")[0]
             self._lose(row, f"{type(error).__name__}: {first_line}")
+        except BaseException:  # of the program: its handler of a signal, say
+            row[rows.SHAPE] = None  # it is dropped, so nothing may be described by it
+            self._by_content.clear()
+            self.weights.forget_rows()
+            self.devices.forget()
+            raise
 
     # -- descriptions -----------------------------------------------------------------------------
 
@@ -317,7 +319,7 @@ class Recorder:
             return
         if data is not None and self._shown_fingerprint is not None:
             row[rows.FINGERPRINT] = self._shown_fingerprint(data)
-        self._fill_statistics(row, tensor, where)
+        self._measure(row, tensor, where)
         if self._policy.wanted:
             self._keep_part(row, tensor, data)
 
@@ -346,9 +348,7 @@ class Recorder:
         elif known[rows.LOST] is not None:
             self._lose(row, known[rows.LOST])
 
-    def _fill_statistics(
-        self, row: Row, tensor: torch.Tensor, where: tuple[int, int] | None
-    ) -> None:
+    def _measure(self, row: Row, tensor: torch.Tensor, where: tuple[int, int] | None) -> None:
         try:
             if on_host(tensor):
                 row[rows.STATISTICS] = kernel.figures(tensor, where)
@@ -422,24 +422,28 @@ class Recorder:
                 self.failure = error
 
     def flush(self, calls: Iterable[RootCall] = ()) -> None:
-        """Read the statistics of accelerator tensors back, once per device, and commit the rows."""
+        """Commit the rows. The statistics of accelerator tensors are read back, once per device."""
         with self._lock:
             rows_without, why = self.devices.fill()
             for row in rows_without:
                 if row[rows.OFFSET] is None:  # else its values are there
                     self._lose(row, why)
-            made, scalars, self._rows, self._scalars = self._rows, self._scalars, [], []
-            made = rows.whole(made, self.lost)
-            ops, ids, self._operators, self._call_ids = self._operators, self._call_ids, [], []
-            self.watch(made)
+            self._rows = rows.whole(self._rows, self.lost)
+            self.watch(self._rows)
+            batch = Batch(
+                records=self._rows, calls=calls, scalars=self._scalars, operators=self._operators,
+                sources=self.sources.stacks, functions=self.sources.functions,
+                chains=self._chains.new, called=self._call_ids,
+            )  # fmt: skip
             try:
-                self.sink.commit(Batch(
-                    records=made, calls=calls, scalars=scalars, operators=ops,
-                    sources=self.sources.stacks, functions=self.sources.functions,
-                    chains=self._chains.new, called=ids,
-                ))  # fmt: skip
-                self.sources.written()
-                self._chains.new.clear()
+                self.sink.commit(batch)
+                batch.written = True
             except StoreError as error:
                 self.failure = error
-                self.lost[f"not in the index: {str(error).partition(';')[0]}"] += len(made)
+                self.lost[f"not in the index: {str(error).partition(';')[0]}"] += len(self._rows)
+            finally:  # if an exception of the program came in between, they wait
+                if batch.written:
+                    self.sources.written()
+                    self._chains.new.clear()
+                if batch.written or self.failure is not None:
+                    self._rows, self._scalars, self._operators, self._call_ids = [], [], [], []

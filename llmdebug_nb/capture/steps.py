@@ -209,6 +209,10 @@ class StepTracker:
             self._taken = len(self.calls)
             return fresh
 
+    def take_again(self) -> None:
+        """Let the next `take` return all calls."""
+        self._taken = 0
+
 
 def _place_in_generate(generate: RunningGenerate, query: int | None) -> _Place:
     announced = generate.announced

@@ -66,8 +66,8 @@ class WaitingRows:
         captured, or after the program has done something illegal on the device.
         """
         measured, copies = self._measured, self._copies
-        self._measured, self._copies = [], []
         why = self._read(measured)
+        self._measured, self._copies = [], []
         without = [row for row, _ in measured] if why else []
         numbers = {id(row) for row in without}
         for row, known in copies:

@@ -14,13 +14,13 @@ FunctionRow: TypeAlias = tuple[str, int, str, str]  # of `columns.FUNCTIONS`
 ScalarRow: TypeAlias = tuple[int, str, int, str, str, str, str | None, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Batch:
     """Rows that are written together: all of them, or none. Each part is read once.
 
     ``records``, ``scalars``, ``operators``, ``sources``, ``functions``: rows of the tables of these
     names in `columns`. ``calls``: root calls, new or changed. ``chains``: numbered chains of views.
-    ``called``: execution ids of calls.
+    ``called``: execution ids of calls. ``written``: they are in the index.
     """
 
     records: Iterable[Row] = ()
@@ -31,6 +31,4 @@ class Batch:
     chains: Iterable[tuple[int, str]] = ()
     called: Iterable[tuple[int, str, int, str]] = ()
     functions: Iterable[FunctionRow] = ()
-
-
-NOTHING = Batch()
+    written: bool = False

@@ -91,7 +91,7 @@ class Unbroken(ExitStack):
 def is_of_handler(error: BaseException) -> bool:
     """Tell whether a handler that the program has for a signal raised an exception."""
     codes = {
-        getattr(getattr(handler, "__func__", handler), "__code__", None)
+        _code_of(handler)
         for number in signal.valid_signals()
         if callable(handler := signal.getsignal(number))
     }
@@ -101,6 +101,14 @@ def is_of_handler(error: BaseException) -> bool:
             return True
         trace = trace.tb_next
     return False
+
+
+def _code_of(handler: object) -> object:
+    """Return the code that runs for a function, method, partial, or object that can be called."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    function = getattr(handler, "__func__", handler)
+    return getattr(function, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
 
 
 def watch(owner: object) -> None:

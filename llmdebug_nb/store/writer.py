@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from llmdebug_nb.core import columns
-from llmdebug_nb.core.batches import NOTHING, Batch
+from llmdebug_nb.core.batches import Batch
 from llmdebug_nb.core.columns import AT, Row
 from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError
 from llmdebug_nb.core.masking import MASK, masked_json
@@ -227,16 +227,17 @@ class Writer:
         except OSError as error:
             raise _refusal(error, self.folder) from None
 
-    def commit(self, batch: Batch = NOTHING, meta: dict[str, Any] | None = None) -> None:
+    def commit(self, batch: Batch | None = None, meta: dict[str, Any] | None = None) -> None:
         """Add rows to the index, all of them or none. ``meta``: of the process, too.
 
         Raises:
             DumpWriteError: they could not be written.
         """
+        batch = batch or Batch()
         # these frames only matter after a crash: the index will name the same values
         with contextlib.suppress(DumpWriteError):
             self._write_waiting()
-        with self._transaction() as db:
+        with self._transaction(batch) as db:
             scalars = [*self._counted(batch.scalars)]
             rows = [*batch.records], scalars, [*batch.operators], [*batch.called]
             (waiting.add if self._waits else waiting.insert_all)(db, rows)
@@ -254,11 +255,13 @@ class Writer:
                 "masked": self._masked + len(self._masked_lines),
             }
             self._put_meta({**covered, **(meta or {})})
+            batch.written = True  # or not, if this is undone
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, batch: Batch | None = None) -> Iterator[sqlite3.Connection]:
         """Commit what is written in the block, all or nothing. Raises DumpWriteError.
 
+        ``batch``: what is written, to be marked if it is undone.
         Outside of one, SQLite would write to its log once for each row.
         """
         db = self._db
@@ -269,6 +272,8 @@ class Writer:
                 db.execute("COMMIT")
             except BaseException as error:
                 if db.in_transaction:
+                    if batch is not None:
+                        batch.written = False
                     with contextlib.suppress(sqlite3.Error):
                         db.execute("ROLLBACK")
                 if isinstance(error, (OSError, sqlite3.Error)):

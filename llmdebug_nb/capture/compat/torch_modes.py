@@ -82,11 +82,10 @@ def watched() -> bool:
 
 
 # what to ask, and the answers where this thread runs outside of autograd's engine, nothing is
-# traced, and no transform wraps tensors
+# traced, and no transform wraps tensors; all in C, where no handler of a signal can run
 UNWATCHED: tuple[tuple[Callable[[], object], object], ...] = (
     (torch._C._current_graph_task_id, -1),
     (torch._C._get_tracing_state, None),
-    (torch.compiler.is_compiling, False),  # exporting, too
     (_transform, None),
 )
 # how many function modes there are, and the context in which they see nothing

@@ -47,7 +47,7 @@ class Hook:
         self._guarded, self._function, self._passes = guarded, function, passes
 
     def __call__(self, module: nn.Module, *args: object) -> None:
-        if torch.compiler.is_dynamo_compiling():  # which looks into this call, but not into C
+        if torch.compiler.is_compiling():  # Dynamo looks into this call, but not into C
             return
         if self._passes is not None and self._passes(*args):
             return
