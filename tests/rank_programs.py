@@ -365,15 +365,24 @@ def two_dimensions(rank: int, ranks: int, bug: str | None = None) -> None:
     train(model, part(x, at, 2), part(y, at, 2))
 
 
-def micro_batches(rank: int, ranks: int, bug: str | None = None) -> None:
+def micro_steps(model: nn.Module, updates: int) -> Iterator[int]:
+    """Yield 0 and 1, then update the weights; so many times."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(updates):
+        yield from range(2)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def micro_batches(rank: int, ranks: int, bug: str | None = None, updates: int = 1) -> None:
     """Gradients of two halves of the batch are added up."""
     model, x, y = made()
-    for at in range(2):
+    for at in micro_steps(model, updates):
         loss = ((model(part(x, at, 2)) - part(y, at, 2)) ** 2).mean()
         (loss if bug == "sum" else loss / 2).backward()
 
 
-def accumulates(rank: int, ranks: int, bug: str | None, how: str) -> None:
+def accumulates(rank: int, ranks: int, bug: str | None, how: str, updates: int = 1) -> None:
     """Two micro-batches on each rank. ``how``: sharded by FSDP2, or DDP; reduced once, or each."""
     model, x, y = made()
     if how.startswith("fsdp"):
@@ -385,7 +394,7 @@ def accumulates(rank: int, ranks: int, bug: str | None, how: str) -> None:
     if how.startswith("ddp"):
         model = nn.parallel.DistributedDataParallel(model)  # which makes replicas equal
     stale(up, bug, rank)
-    for at in range(2):
+    for at in micro_steps(model, updates):
         last, here = at == 1, slice(4 * at + 2 * rank, 4 * at + 2 * rank + 2)
         waits = contextlib.nullcontext()
         if how == "fsdp once":

@@ -329,8 +329,8 @@ def test_a_program_of_several_ranks_agrees_with_the_one_of_one_rank(
 def test_gradients_that_both_programs_accumulate_are_no_difference(
     server: Server, tmp_path: Path, how: str
 ) -> None:
-    golden = server.record(tmp_path, "micro_batches", name="golden")
-    report = compared(golden, server.record(tmp_path, "accumulates", None, how, ranks=2))
+    golden = server.record(tmp_path, "micro_batches", None, 3, name="golden")
+    report = compared(golden, server.record(tmp_path, "accumulates", None, how, 3, ranks=2))
     assert report.verdict == "within_noise"
     assert not report.findings
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import sys
@@ -199,8 +200,9 @@ class Recording:
         for folder in self._process_folders:
             shutil.rmtree(folder, ignore_errors=True)
         for folder in self._run_folders:
-            if not process_folders(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # another rank has removed it
+                if not process_folders(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _make_session(self, writer: Writer, reference: Writer | None = None) -> Session:
         if self.options.graph is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from llmdebug_nb.capture.calls import OpenCall
+from llmdebug_nb.capture.compat import torch_distributed
 from llmdebug_nb.capture.hooks.gradients import Gradients
 from llmdebug_nb.core.options import DumpOptions
 
@@ -26,6 +27,7 @@ class ModuleWeights:
         self.recorded = False
         self._observer, self._recorder = observer, recorder
         self._options, self._gradients = options, gradients
+        self._divided: set[tuple[str, str]] = set()  # paths and names of those divided among ranks
 
     def record(
         self,
@@ -35,6 +37,9 @@ class ModuleWeights:
         weights: Mapping[str, torch.Tensor],
     ) -> None:
         """Record the settings of a module (eps, scaling, dropout rates) and its weights."""
+        self._divided |= {
+            (path, name) for name, tensor in weights.items() if torch_distributed.is_divided(tensor)
+        }
         call = OpenCall(path, op, "module", path, 0, self._observer.thread.root_call)
         self._recorder.record(call, "attribute", attributes.items())
         if self._options.weights:
@@ -50,10 +55,15 @@ class ModuleWeights:
         return recorded and torch.is_grad_enabled()
 
     def watch(self, path: str, op: str, weights: Mapping[str, torch.Tensor]) -> None:
-        """Record the gradients of a module's parameters."""
+        """Record the gradients of a module's parameters.
+
+        FSDP2 puts a whole parameter in the place of a part for a while; its gradient passes on.
+        """
         if not self.watched:
             return
         for name, tensor in weights.items():
+            if (path, name) in self._divided and not torch_distributed.is_divided(tensor):
+                continue
             begin = functools.partial(self._begin, path, op, name)
             self._gradients.watch_parameter(begin, name, tensor)
             self._observer.ranks.watch(functools.partial(self._begin, path, op), name, tensor)

@@ -34,11 +34,16 @@ def local(tensor: torch.Tensor) -> tuple[torch.Tensor, Placement | None]:
     placement = None
     if type(tensor) in _PLAIN:
         return tensor, None
-    if _is(tensor, "torch.distributed.tensor", "DTensor"):
+    if is_divided(tensor):
         placement, tensor = _placement_of(tensor), tensor._local_tensor  # type: ignore[attr-defined]
     if _is(tensor, _FUNCTIONAL, "AsyncCollectiveTensor"):
         tensor = tensor.trigger_wait()  # type: ignore[attr-defined]
     return tensor, placement
+
+
+def is_divided(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is a DTensor."""
+    return _is(tensor, "torch.distributed.tensor", "DTensor")
 
 
 def _is(tensor: torch.Tensor, module: str, name: str) -> bool:
