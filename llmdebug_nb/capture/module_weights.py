@@ -11,6 +11,8 @@ import torch
 from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.compat import torch_distributed
 from llmdebug_nb.capture.hooks.gradients import Gradients
+from llmdebug_nb.capture.sink import CheckingRecorder
+from llmdebug_nb.capture.weight_samples import WeightSamples
 from llmdebug_nb.core.options import DumpOptions
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ class ModuleWeights:
         self.recorded = False
         self._observer, self._recorder = observer, recorder
         self._options, self._gradients = options, gradients
+        self._samples = None if isinstance(recorder, CheckingRecorder) else WeightSamples(recorder)
+        self._change = False
         self._divided: set[tuple[str, str]] = set()  # paths and names of those divided among ranks
 
     def record(
@@ -47,6 +51,23 @@ class ModuleWeights:
         else:
             for name, tensor in weights.items():
                 self._recorder.record_weight(call, name, tensor)
+
+    @property
+    def change(self) -> bool:
+        """Whether weights may change between root calls: gradients are on, or were once."""
+        self._change = self._change or torch.is_grad_enabled()
+        return self._change
+
+    def follow(self, path: str, op: str, weights: Mapping[str, torch.Tensor]) -> None:
+        """Let `record_updates` tell whether weights have changed since the last root call."""
+        if self.change and self._samples is not None:
+            call = OpenCall(path, op, "module", path, 0, self._observer.thread.root_call)
+            self._samples.add(call, weights)
+
+    def record_updates(self) -> None:
+        """Record samples of the weights that have changed."""
+        if self._samples is not None:
+            self._samples.record()
 
     @property
     def watched(self) -> bool:

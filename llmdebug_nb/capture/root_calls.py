@@ -91,7 +91,7 @@ class RootCalls:
         if self._parts.options.operators:
             self._parts.recorder.add_weights(root.module.parameters())
         weights = observer.weights
-        if weights.recorded and not weights.watched:
+        if weights.recorded and not weights.change:
             return
         for hooked in root.modules:
             if hooked.selected:
@@ -99,7 +99,9 @@ class RootCalls:
                 if not weights.recorded:
                     weights.record(path, op, attributes_of(hooked.module), own)
                 weights.watch(path, op, own)
+                weights.follow(path, op, own)
         weights.recorded = True
+        weights.record_updates()
 
     # -- the end of the last step -----------------------------------------------------------------
 

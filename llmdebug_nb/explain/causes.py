@@ -7,6 +7,7 @@ WRONG_MASK = "wrong input: mask"
 WRONG_POSITION = "wrong input: position"
 WRONG_CACHE = "wrong input: cache"
 WEIGHT = "weight differs"
+UPDATED = "weight changed otherwise"  # between two root calls, as an optimizer does
 SCALAR = "scalar argument differs"
 OTHER_OPS = "missing/extra op"
 NONDETERMINISTIC = "nondeterministic"
@@ -16,3 +17,5 @@ OTHER_TOKEN = "other token"  # the previous step chose another token, which is t
 CARRIED_OVER = "introduced or carried over"  # inputs agree, but state from an earlier step may not
 UNKNOWN_INPUT = "introduced or inherited"  # the inputs were not recorded
 BEFORE = "introduced before"  # seen at an input that nothing recorded made
+
+OF_WEIGHTS = (WEIGHT, UPDATED)  # no line that runs makes the error

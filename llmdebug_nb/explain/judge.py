@@ -331,10 +331,10 @@ class Judge:
         It is a weight, another operator, a scalar argument or an attribute.
         """
         row = call.bad_output or next(call.rows())
-        evidence = self.weights.words(call, constants.NAMES_SHOWN)
+        cause, evidence = self.weights.blamed(call, row)
         if evidence:
             owner = self._owner(call)
-            return Blamed(owner, causes.WEIGHT, evidence, owner.bad_output or row)
+            return Blamed(owner, cause, evidence, owner.bad_output or row)
         golden, mine = call.ops
         if call.is_operator and golden and mine and not same_operator(golden, mine):
             owner = self._owner(call)
@@ -392,9 +392,8 @@ class Judge:
             return causes.INTRODUCED, "its kernel reads only inputs of the graph"
         if not call.inputs:
             return causes.UNKNOWN_INPUT, "its inputs were not recorded"
-        return causes.CARRIED_OVER if self._earlier(call) else causes.INTRODUCED, clauses.of_inputs(
-            call
-        )
+        carried = self._earlier(call) or self.weights.updates.are_unknown(call)
+        return causes.CARRIED_OVER if carried else causes.INTRODUCED, clauses.of_inputs(call)
 
     def _earlier(self, call: ComparedCall) -> bool:
         """Tell whether an earlier step diverged: a cache may carry its error over."""

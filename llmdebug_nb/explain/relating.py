@@ -28,7 +28,13 @@ from llmdebug_nb.explain.relation import relation, weight_relation
 from llmdebug_nb.explain.runs import Runs, Side
 
 # causes that say themselves what to do
-_SETTLED = (causes.SCALAR, causes.OVERFLOW, causes.NONDETERMINISTIC, causes.OTHER_TOKEN)
+_SETTLED = (
+    causes.UPDATED,
+    causes.SCALAR,
+    causes.OVERFLOW,
+    causes.NONDETERMINISTIC,
+    causes.OTHER_TOKEN,
+)
 
 
 class Told(NamedTuple):

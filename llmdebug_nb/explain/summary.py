@@ -22,6 +22,7 @@ _MADE = {
     causes.WRONG_POSITION: "The error enters {where} with its positions",
     causes.WRONG_CACHE: "The error enters {where} with its cache",
     causes.WEIGHT: "The error is made in {where}, by a different weight and not by its code",
+    causes.UPDATED: "The error is made before {where} runs, where its weights are changed",
     causes.SCALAR: "The error is made in {where}, by a different setting and not by its code",
     causes.OTHER_OPS: "The error is made at {where}, as the two programs call other operators",
     causes.NONDETERMINISTIC: (
@@ -31,7 +32,8 @@ _MADE = {
     causes.OVERFLOW: "The error is made in {where}, where values overflow",
     causes.OTHER_TOKEN: "The error comes from the previous step, which chose another token",
     causes.CARRIED_OVER: (
-        "The error is made in {where}, or a cache carries it over from an earlier step"
+        "The error is made in {where}, or a cache or changed weights carry it over from an earlier "
+        "step"
     ),
     causes.UNKNOWN_INPUT: "{where} makes or inherits the error: its inputs were not recorded",
     causes.BEFORE: "The error comes from code that was not recorded, in {where}",
@@ -46,6 +48,10 @@ _NEXT = {
     causes.WRONG_POSITION: "Look at the code that counts positions, with its offset and padding",
     causes.WRONG_CACHE: "Look at the values that the previous step wrote to the cache",
     causes.WEIGHT: "Look at how the weight is loaded, split, tied or converted",
+    causes.UPDATED: (
+        "Look at what changes weights between the steps: the optimizer and its settings, the "
+        "learning rate, clipping, and how gradients are added up or reduced"
+    ),
     causes.SCALAR: "Set it to golden's value and compare again",
     causes.OTHER_OPS: "Look at this code in both programs",
     causes.NONDETERMINISTIC: (
@@ -65,6 +71,7 @@ _HEADS = {
     causes.WRONG_POSITION: "Wrong positions enter at",
     causes.WRONG_CACHE: "A wrong cache enters at",
     causes.WEIGHT: "A weight differs in",
+    causes.UPDATED: "Weights were changed otherwise before",
     causes.SCALAR: "A setting differs in",
     causes.NONDETERMINISTIC: "Changes from run to run in",
     causes.NEAR_TIE: "Rounding decides in",
@@ -102,7 +109,7 @@ def headline(finding: Finding) -> Headline:
     known = next((side for side in (finding.mine, finding.golden) if side and side.file), None)
     path = printable(finding.path) or "the model"
     file = (known and known.file) or ""
-    if known is None or in_torch(file) or finding.cause == causes.WEIGHT:  # made by no line of code
+    if known is None or in_torch(file) or finding.cause in causes.OF_WEIGHTS:
         place = path
     else:
         place = printable(f"{PurePath(file).name}:{known.line}")

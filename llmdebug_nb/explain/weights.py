@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import module_of
+from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import ComparedCall
 from llmdebug_nb.explain.runs import Runs
+from llmdebug_nb.explain.updates import Updates
 
 
 class Weights:
@@ -21,19 +23,25 @@ class Weights:
 
     def __init__(self, differences: Sequence[Difference], runs: Runs) -> None:
         self._runs = runs
+        self.updates = Updates(differences, runs)
         self._rows: dict[str, dict[str, Difference]] = {}
         for d in differences:
             if d.pair.golden and d.pair.mine and d.pair.golden.site.role == "weight":
                 self._rows.setdefault(d.pair.golden.site.path, {})[d.pair.golden.site.slot] = d
 
-    def words(self, call: ComparedCall, most: int) -> str:
+    def blamed(self, call: ComparedCall, row: Difference) -> tuple[str, str]:
+        """Return a cause and a clause, which is "" unless weights make the error of a row."""
+        words = self._words(call)
+        return (causes.WEIGHT, words) if words else (causes.UPDATED, self.updates.words(call, row))
+
+    def _words(self, call: ComparedCall) -> str:
         """Return a clause on the differing weights of the call's module, "" for none."""
         names = self.differing(call)
         if not names:
             return ""
         rows = self._rows.get(module_of(call.path), {})
         moved = all(name in rows and _holds_the_same(rows[name]) for name in names)
-        several, listed = len(names) > 1, ", ".join(names[:most])
+        several, listed = len(names) > 1, ", ".join(names[: constants.NAMES_SHOWN])
         if moved:
             has = "hold golden's values" if several else "holds golden's values"
             return f"its parameter{'s' * several} {listed} {has}, but in other places"
