@@ -259,6 +259,22 @@ def zeroed(rank: int, ranks: int, bug: str | None = None) -> None:
         loss.backward()
 
 
+def learns(rank: int, ranks: int, bug: str | None = None) -> None:
+    """Three updates of DDP, or of one rank. ``bug``: in the second one, on rank 1 or on all."""
+    model, x, y = made()
+    spread = nn.parallel.DistributedDataParallel(model) if ranks > 1 else model
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for at in range(3):
+        local = bug == "local" and at == 1
+        with spread.no_sync() if local else contextlib.nullcontext():
+            out = spread(part(x, rank, ranks))
+            ((out - part(y, rank, ranks)) ** 2).mean().backward()
+        optimizer.param_groups[0]["lr"] = 0.2 if bug == "rate" and rank == 1 and at == 1 else 0.1
+        if bug != "frozen" or rank != 1 or at != 1:
+            optimizer.step()
+        optimizer.zero_grad()
+
+
 class Divided(nn.Module):
     """Two layers of which each rank has its own half, and one that all have."""
 

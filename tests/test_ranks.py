@@ -662,6 +662,36 @@ def test_sparse_gradients_and_ranks_that_have_joined_are_counted_as_not_checked(
     assert any("not all ranks" in why for why in joined.unchecked)
 
 
+@pytest.mark.parametrize(
+    ("bug", "ranks", "says"),
+    [
+        (None, 2, ""),
+        ("local", 2, "ranks 0, 1 changed the weight each in its own way"),
+        ("rate", 4, "rank 1 changed the weight otherwise than the 3 others"),
+        ("frozen", 2, "ranks 0, 1 changed the weight each in its own way"),
+    ],
+)
+def test_weights_that_ranks_change_otherwise_are_named_with_the_step(
+    server: Server, tmp_path: Path, bug: str | None, ranks: int, says: str
+) -> None:
+    golden = server.record(tmp_path, "learns", name="golden")
+    mine = server.record(tmp_path, "learns", bug, ranks=ranks)
+    report, found = compared(golden, mine), ld.check_ranks(mine)
+    if bug is None:
+        assert found.ok, str(found)
+        assert report.verdict == "within_noise"
+        return
+    (only,) = found.faults
+    assert (only.kind, only.site.role, only.site.step) == ("out of step", "weight", 2)
+    assert says in only.says
+    assert "so with 9 more weights" in only.says
+    assert report.verdict == "diverged"
+    (first, *_) = report.findings
+    assert first.step == 2
+    if bug != "frozen":  # no sample says that it did not change
+        assert first.cause == "weight changed otherwise"
+
+
 def test_ranks_that_reduce_otherwise_are_named_and_unknown_calls_are_no_answer() -> None:
     summed = call("all_reduce", [[6.0]] * 2, [[1.0], [5.0]], op="sum")
     summed.facts[1]["op"] = "max"  # type: ignore[index]

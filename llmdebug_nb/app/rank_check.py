@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
+from llmdebug_nb.app.rank_weights import out_of_step
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.comparison.collectives import Reductions, fault
 from llmdebug_nb.core import constants
@@ -40,6 +41,7 @@ def check_ranks(run: Run | str | os.PathLike[str]) -> RankCheck:
         raise CompareError(f"{run.label} has one rank: there is no other to hold it against")
     replicas = _Replicas(run)
     faults = list(replicas.faults())
+    faults += out_of_step(run, ranks, replicas.reduced)
     unchecked: Counter[str] = Counter()
     if replicas.unread:
         unchecked["replicas whose values were not read, as sparse ones"] = replicas.unread
@@ -116,6 +118,16 @@ class _Replicas:
             for records in whole:
                 yield from self._of(records, sure=shared)
 
+    @property
+    def reduced(self) -> set[tuple[str, str]]:
+        """The parameters, by path and name, that have one gradient on all ranks in some pass."""
+        several = (each for each in self._plain.values() if len(each) > 1)
+        return {
+            (each[0].site.path, unshared(each[0].site.slot))
+            for each in several
+            if each[0].site.role == "grad" and _are_equal(each) and not _is_constant(each[0])
+        }
+
     def _of(self, records: Sequence[Record], sure: bool) -> Iterator[RankFault]:
         """Yield the fault of replicas. Unless they are ``sure`` ones, parts may only look alike."""
         if _are_equal(records):
@@ -174,6 +186,10 @@ def _parameter_of(record: Record) -> _Key:
 def _are_equal(records: Sequence[Record]) -> bool:
     found = {each.summary.fingerprint for each in records}
     return len(found) == 1 and None not in found
+
+
+def _is_constant(record: Record) -> bool:
+    return record.summary.min == record.summary.max
 
 
 def _line(record: Record) -> tuple[object, ...]:

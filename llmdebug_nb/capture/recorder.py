@@ -100,15 +100,16 @@ class Recorder:
             if isinstance(leaf, torch.Tensor):
                 self.record_tensor(call, role, slot, leaf, call.phase)
             else:
-                self._add_scalars(call, role, [(slot, *scalar_text(leaf, slot))])
+                self.add_scalars(call, role, [(slot, *scalar_text(leaf, slot))])
 
     def record_texts(self, call: RecordedCall, role: str, texts: Iterable[tuple[str, str]]) -> None:
         """Record facts about a call: slots and texts."""
-        self._add_scalars(call, role, [(slot, "str", masked(text)) for slot, text in texts])
+        self.add_scalars(call, role, [(slot, "str", masked(text)) for slot, text in texts])
 
-    def _add_scalars(
+    def add_scalars(
         self, call: RecordedCall, role: str, values: list[tuple[str, str, str | None]]
     ) -> None:
+        """Record values that are no tensors: slots, types and texts, in which nothing is masked."""
         place = call.root_call, call.path, call.number, role
         with self._lock:
             self._scalars += [(*place, *value, call.phase) for value in values]
@@ -185,7 +186,7 @@ class Recorder:
         where = memory(tensor) if on_host(tensor) and not tensor.is_nested else None
         if where is not None:
             kind = f"{dtype_name(tensor)} {geometry.shape_text(tensor)}"
-            self._add_scalars(call, "weight", [(slot, kind, fingerprint(view(tensor, where)))])
+            self.add_scalars(call, "weight", [(slot, kind, fingerprint(view(tensor, where)))])
 
     def record_call(self, call: RecordedCall) -> None:
         """Record that a call began, with its execution id. Call it in execution order."""

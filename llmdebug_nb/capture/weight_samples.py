@@ -11,7 +11,7 @@ from llmdebug_nb.capture import geometry
 from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.core.kernels.raw import captures_graph, dtype_name
-from llmdebug_nb.core.updates import SAMPLES, UPDATED, Sample
+from llmdebug_nb.core.updates import SAMPLES, UPDATED
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -25,7 +25,7 @@ class WeightSamples:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._waiting: list[tuple[OpenCall, str, torch.Tensor]] = []
-        self._known: dict[tuple[str, str], Sample] = {}  # by path and name
+        self._known: dict[tuple[str, str], bytes] = {}  # by path and name
 
     def add(self, call: OpenCall, weights: Mapping[str, torch.Tensor]) -> None:
         """Let weights be read by the next `record`. Not followed: sparse or divided ones."""
@@ -36,14 +36,12 @@ class WeightSamples:
         waiting, self._waiting = self._waiting, []
         if captures_graph():  # they have values when it is replayed
             return
-        read = _values([weight for _, _, weight in waiting])
+        read = sampled([weight for _, _, weight in waiting])
         for (call, name, weight), values in zip(waiting, read, strict=True):
-            key = call.path, name
-            kind = f"{dtype_name(weight)} {geometry.shape_text(weight)}"
-            sample = Sample(kind, values)
-            if self._known.get(key) != sample:
-                self._known[key] = sample
-                self._recorder.record_texts(call, UPDATED, [(name, sample.text)])
+            if self._known.get((call.path, name)) != values:
+                self._known[call.path, name] = values
+                kind = f"{dtype_name(weight)} {geometry.shape_text(weight)}"
+                self._recorder.add_scalars(call, UPDATED, [(name, kind, values.hex())])
 
 
 def _is_plain(weight: torch.Tensor) -> bool:
@@ -60,20 +58,20 @@ def _is_plain(weight: torch.Tensor) -> bool:
     )
 
 
-def _values(weights: list[torch.Tensor]) -> list[tuple[float, ...]]:
-    """Return so many values of each, spread evenly. Each device is asked once."""
+def sampled(weights: list[torch.Tensor]) -> list[bytes]:
+    """Return so many values of each, spread evenly: float32. Each device is asked once."""
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = defaultdict(list)
     for at, weight in enumerate(weights):
         groups[weight.device, weight.dtype].append(at)
-    found: list[tuple[float, ...]] = [()] * len(weights)
+    found = [b""] * len(weights)
     with torch.no_grad():
         for places in groups.values():
             parts = [_part(weights[at]) for at in places]
-            values = torch.cat(parts).float().tolist()
+            values = torch.cat(parts).float().cpu().numpy().tobytes()
             first = 0
             for at, part in zip(places, parts, strict=True):
-                found[at] = tuple(values[first : first + len(part)])
-                first += len(part)
+                end = first + 4 * len(part)
+                found[at], first = values[first:end], end
     return found
 
 

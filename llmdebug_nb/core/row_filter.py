@@ -35,6 +35,7 @@ class ScalarColumns(TypedDict, total=False):
     call: int
     role: str | tuple[str, ...]
     slot: str
+    rank: int
 
 
 class OperatorColumns(TypedDict, total=False):

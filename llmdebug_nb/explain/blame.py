@@ -227,7 +227,7 @@ class _Search:
             if blamed is None:
                 continue
             key = blamed.call.key
-            place = blamed.places or _known(blamed, found)
+            place = _known(blamed, found)
             found.setdefault(place, blamed)
             steps.setdefault(place, set()).add((key.generation, key.step))
             rows.setdefault(place, set()).add(region.row.index)
@@ -400,10 +400,15 @@ class _Search:
 
 
 def _known(blamed: Blamed, found: Mapping[object, Blamed]) -> object:
-    """Return the place of a finding without a line: that of the same cause in the same module.
+    """Return the place of a finding; without a line, that of the same cause in the same module.
 
-    A later step may show the same wrong weight by values that lead to no line.
+    A later step may show the same wrong weight by values that lead to no line. Weights that were
+    changed otherwise are one finding: one optimizer changes them all.
     """
+    if blamed.cause == causes.UPDATED:
+        return blamed.cause
+    if blamed.places is not None:
+        return blamed.places
     path = blamed.call.path
     same = (p for p, b in found.items() if (b.call.path, b.cause) == (path, blamed.cause))
     return next(same, path)

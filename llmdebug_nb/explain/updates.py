@@ -6,25 +6,33 @@ an error that its changed weights explain.
 
 from __future__ import annotations
 
-import bisect
 import math
-import operator
-import re
-from collections import defaultdict
-from collections.abc import Sequence
-from functools import cached_property
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import module_of
 from llmdebug_nb.core.placement import unshared
-from llmdebug_nb.core.updates import UPDATED, Sample, error, sample_of
+from llmdebug_nb.core.records import CallKey
+from llmdebug_nb.core.updates import History, Name, Step
+from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import ComparedCall
-from llmdebug_nb.explain.runs import Runs, Side
+from llmdebug_nb.explain.runs import Runs
 
-_Step: TypeAlias = tuple[int, int]  # generation and step
-_Name: TypeAlias = tuple[str, str]  # path of a module, name of its weight
+_NOTHING = causes.UPDATED, ""
+
+
+class _Then:
+    """The weights of one run in a step."""
+
+    def __init__(self, history: History, step: Step) -> None:
+        self.history, self.step = history, step
+
+    def slots(self, path: str) -> list[str]:
+        return [slot for place, slot in self.history.samples if place == path]
+
+    def changed(self, name: Name) -> bool:
+        return self.history.changed(name, self.step)
 
 
 class Updates:
@@ -32,135 +40,90 @@ class Updates:
 
     def __init__(self, differences: Sequence[Difference], runs: Runs) -> None:
         self._differences, self._runs = differences, runs
-        self._worst: dict[_Step, tuple[float, _Name]] = {}
+        self._histories: dict[tuple[int, int], History] = {}  # by side and rank
 
-    def words(self, call: ComparedCall, row: Difference) -> str:
-        """Return a clause on changed weights that explain a row of a call, "" if none do.
+    def blamed(self, call: ComparedCall, row: Difference) -> tuple[str, str]:
+        """Return a cause and a clause, which is "" unless changed weights explain a row of a call.
+
+        They only pass on what is wrong in a gradient of an earlier step.
 
         An optimizer adds products of gradients and inputs to a weight. Such a change acts on such
         inputs in full; the weight acts as chance has it, less by the root of the axis summed over.
         Rows of an embedding change by themselves: then other weights tell.
         """
-        golden, mine = self._sides
-        step = call.key.generation, call.key.step
-        own = self._changed(call, step)
-        if not own or row.error is None:
-            return ""
-        longest = max(golden.longest(name) for name in own)
+        if call.golden is None or call.mine is None or row.error is None:
+            return _NOTHING
+        golden, mine = self._then(0, call.golden), self._then(1, call.mine)
+        paths = module_of(call.golden.path), module_of(call.mine.path)
+        names = [((paths[0], slot), (paths[1], slot)) for slot in golden.slots(paths[0])]
+        own = _errors(golden, mine, names)
+        if not own:
+            return _NOTHING
+        longest = max(s.longest for name in own for s in golden.history.at(name, golden.step))
         least = row.error / (constants.AMPLIFICATION * math.sqrt(longest))
-        told = [(found, name) for name, found in own.items() if found is not None]
-        worst, name = max(told, default=(0.0, ("", "")))
+        name, worst = _largest(own)
+        if worst < least and any(golden.changed(g) or mine.changed(m) for g, m in names):
+            every = golden.history.samples
+            name, worst = _largest(_errors(golden, mine, [(each, each) for each in every]))
         if worst < least:
-            worst, name = self._worst_of(step)
-        if worst < least:
-            return ""
-        after = max(golden.latest(step), mine.latest(step))
-        words = f"its weights were changed before step {after[1]}, not as in golden: "
-        words += f"{'.'.join(filter(None, name))} differs by {worst:.2g} (relative L2 of a sample)"
-        gradient = self._wrong_gradient(step)
-        return f"{words}; so does {gradient}" if gradient else words
+            return _NOTHING
+        steps = [each.history.latest(each.step) for each in (golden, mine)]
+        _, after = max((each for each in steps if each is not None), default=golden.step)
+        words = f"its weights were changed before step {after}, not as in golden: "
+        words += f"{_dotted(name)} differs by {worst:.2g} (relative L2 of a sample)"
+        gradient = self._gradient(golden)
+        if gradient:
+            return causes.INHERITED, f"{words}; so does {gradient}"
+        return causes.UPDATED, words
 
     def are_unknown(self, call: ComparedCall) -> bool:
-        """Tell whether one run's weights of a call have changed, and nothing tells how mine's did.
+        """Tell whether a call's weights changed in one run, and nothing is known of the other's.
 
         Parts of weights that lie on several ranks are not followed.
         """
-        step = call.key.generation, call.key.step
-        for side, other, key in zip(
-            self._sides, self._sides[::-1], (call.golden, call.mine), strict=True
-        ):
-            if key is None:
-                continue
-            path = module_of(key.path)
-            own = [name for name in side.names if name[0] == path and side.changed(name, step)]
-            if own and not other.names:
-                return True
-        return False
-
-    @cached_property
-    def _sides(self) -> tuple[_Samples, _Samples]:
-        return _Samples(self._runs.golden), _Samples(self._runs.mine)
-
-    def _changed(self, call: ComparedCall, step: _Step) -> dict[_Name, float | None]:
-        """Return the errors of those weights of a call's module that were changed, by name."""
         if call.golden is None or call.mine is None:
-            return {}
+            return False
+        sides = self._then(0, call.golden), self._then(1, call.mine)
         paths = module_of(call.golden.path), module_of(call.mine.path)
-        return self._errors([((paths[0], s), (paths[1], s)) for s in self._slots(paths[0])], step)
+        return any(
+            not other.history.samples and any(own.changed((path, s)) for s in own.slots(path))
+            for own, other, path in zip(sides, sides[::-1], paths, strict=True)
+        )
 
-    def _slots(self, path: str) -> list[str]:
-        return [slot for place, slot in self._sides[0].names if place == path]
+    def _then(self, side: int, key: CallKey) -> _Then:
+        known = self._histories.get((side, key.rank))
+        if known is None:
+            run = (self._runs.golden, self._runs.mine)[side].run
+            known = self._histories[side, key.rank] = History(run.index, key.rank)
+        return _Then(known, (key.generation, key.step))
 
-    def _worst_of(self, step: _Step) -> tuple[float, _Name]:
-        """Return the largest error of all weights that were changed, and which has it."""
-        if step not in self._worst:
-            errors = self._errors([(name, name) for name in self._sides[0].names], step)
-            told = ((found, name) for name, found in errors.items() if found is not None)
-            self._worst[step] = max(told, default=(0.0, ("", "")))
-        return self._worst[step]
-
-    def _errors(
-        self, names: Sequence[tuple[_Name, _Name]], step: _Step
-    ) -> dict[_Name, float | None]:
-        """Return the errors of changed weights. ``names``: in golden, and in mine."""
-        found: dict[_Name, float | None] = {}
-        for both in names:
-            samples = [side.at(name, step) for side, name in zip(self._sides, both, strict=True)]
-            changed = [s.changed(name, step) for s, name in zip(self._sides, both, strict=True)]
-            golden, mine = samples
-            if golden is not None and mine is not None and any(changed):
-                found[both[0]] = error(golden, mine)
-        return found
-
-    def _wrong_gradient(self, step: _Step) -> str:
-        """Return the first gradient of a weight that differs in an earlier step, "" for none."""
+    def _gradient(self, golden: _Then) -> str:
+        """Return the first gradient of a weight that differs in an earlier step, or ""."""
         for d in self._differences:
-            s = d.site
-            if (
-                d.verdict == "diverged"
-                and s.role == "grad"
-                and (s.generation, s.step) < step
-                and (s.path, unshared(s.slot)) in self._sides[0].names
-            ):
-                return (
-                    f"the gradient of {'.'.join(filter(None, (s.path, unshared(s.slot))))} in "
-                    f"step {s.step}"
-                )
+            s, name = d.site, (d.site.path, unshared(d.site.slot))
+            is_wrong = d.verdict == "diverged" and s.role == "grad"
+            if is_wrong and (s.generation, s.step) < golden.step and name in golden.history.samples:
+                return f"the gradient of {_dotted(name)} in step {s.step}"
         return ""
 
 
-class _Samples:
-    """The samples of one run."""
+def _errors(
+    golden: _Then, mine: _Then, names: Iterable[tuple[Name, Name]]
+) -> dict[Name, float | None]:
+    """Return the errors of weights. ``names``: in golden, and in mine."""
+    found: dict[Name, float | None] = {}
+    for theirs, ours in names:
+        its, own = golden.history.at(theirs, golden.step), mine.history.at(ours, mine.step)
+        if its and own:
+            errors = [each.error(other) for each in its for other in own]
+            found[theirs] = max((each for each in errors if each is not None), default=None)
+    return found
 
-    def __init__(self, side: Side) -> None:
-        self.names: dict[_Name, list[tuple[_Step, Sample]]] = defaultdict(list)
-        for row in side.run.index.scalars(role=UPDATED):
-            sample = sample_of(row.value)
-            if sample is not None:
-                self.names[row.path, row.slot].append(((row.generation, row.step), sample))
-        self.names.default_factory = None
-        for several in self.names.values():
-            several.sort(key=operator.itemgetter(0))
 
-    def at(self, name: _Name, step: _Step) -> Sample | None:
-        """Return what a weight was in a step; None if that is not known."""
-        at = self._index(name, step)
-        return self.names[name][at][1] if at >= 0 else None
+def _largest(errors: dict[Name, float | None]) -> tuple[Name, float]:
+    told = [(name, each) for name, each in errors.items() if each is not None]
+    return max(told, key=lambda each: each[1], default=(("", ""), 0.0))
 
-    def changed(self, name: _Name, step: _Step) -> bool:
-        """Tell whether a weight has changed by a step since it was first seen."""
-        return self._index(name, step) > 0
 
-    def latest(self, step: _Step) -> _Step:
-        """Return the last step, up to this one, before which weights were changed."""
-        every = (found for several in self.names.values() for found, _ in several[1:])
-        return max((found for found in every if found <= step), default=(0, 0))
-
-    def longest(self, name: _Name) -> int:
-        """Return the length of a weight's longest axis."""
-        kinds = (sample.kind for _, sample in self.names.get(name, ()))
-        return max((int(n) for kind in kinds for n in re.findall(r"\b\d+\b", kind)), default=1)
-
-    def _index(self, name: _Name, step: _Step) -> int:
-        several = self.names.get(name, [])
-        return bisect.bisect_right(several, step, key=operator.itemgetter(0)) - 1
+def _dotted(name: Name) -> str:
+    return ".".join(filter(None, name))

@@ -32,7 +32,7 @@ class Weights:
     def blamed(self, call: ComparedCall, row: Difference) -> tuple[str, str]:
         """Return a cause and a clause, which is "" unless weights make the error of a row."""
         words = self._words(call)
-        return (causes.WEIGHT, words) if words else (causes.UPDATED, self.updates.words(call, row))
+        return (causes.WEIGHT, words) if words else self.updates.blamed(call, row)
 
     def _words(self, call: ComparedCall) -> str:
         """Return a clause on the differing weights of the call's module, "" for none."""

@@ -19,6 +19,7 @@ from llmdebug_nb.core.kernels.joining import Recipe, joined
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.placement import Mirrored, Only, Shard
 from llmdebug_nb.core.records import Record, RootCall, Summary
+from llmdebug_nb.core.updates import UPDATED
 from llmdebug_nb.store import connection
 from llmdebug_nb.store.rows import row_of
 from llmdebug_nb.store.run import Run
@@ -198,6 +199,8 @@ def _rows(run: Run, shape: Shape, name: str) -> Iterator[Sequence[object]]:
                 if column in at and new[at[column]] is not None:
                     new[at[column]] = moved(new[at[column]])
         key = tuple(new[place] for place in apart)
+        if "value" in at and new[at["role"]] == UPDATED:  # of ranks that differ, each counts
+            key += (new[at["value"]],)
         if key not in seen:
             seen.add(key)
             yield new

@@ -35,7 +35,7 @@ def weights_of(module: nn.Module) -> dict[str, torch.Tensor]:
     weights, offloaded = {}, pytorch.offloaded_tensors(module)
     for name, tensor in pytorch.own_tensors(module).items():
         if tensor is not None:
-            weights[name] = offloaded[name] if tensor.is_meta and offloaded is not None else tensor
+            weights[name] = offloaded[name] if tensor.is_meta and name in offloaded else tensor
     return weights
 
 
