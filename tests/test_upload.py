@@ -578,6 +578,9 @@ def test_wrong_credentials_and_missing_buckets_are_said_in_one_line(runs, bucket
     Faulty.faults["info"] = raising(OSError("no route to host"))
     with pytest.raises(RemoteError, match="not answered yet: check credentials and endpoint"):
         ld.copy_run(runs[0], "faulty://b/x")
+    assert len(Faulty.asked) == 2  # its package asks again and again by itself
+    with pytest.raises(OptionError, match="name the place in a store"):
+        ld.copy_run(runs[0])  # what never answered is not remembered as the run's store
     Faulty.asked.clear()
     Faulty.faults["info"] = raising(PermissionError("Access Denied"))
     with pytest.raises(RemoteError, match=r"refuses it \(Access Denied\); check the credentials"):

@@ -78,7 +78,8 @@ def _uploaded(path: Path, url: str) -> Run:
                 error = " ".join(str(failed).split())
                 raise
             finally:
-                if not complete or upload.state_of(process) is not None:
+                refused = error and not one.url  # nothing of it is there
+                if upload.state_of(process) is not None or not (complete or refused):
                     upload.note(process, one.state(complete, error))
             there = one.url
     return open_run(stores.inside(url, there.rpartition("/")[2]))

@@ -171,7 +171,9 @@ class Place:
 
     def _asked(self, what: str, ask: Callable[[], T]) -> T:
         """Return an answer of the store. Raises FileNotFoundError, RemoteError."""
-        pauses = () if self._health.failed else PAUSES
+        pauses: tuple[float, ...] = () if self._health.failed else PAUSES
+        if not self._health.answered:  # its name may be wrong: packages ask for seconds, too
+            pauses = pauses[:1]
         for pause in (*pauses, None):
             try:
                 answer = ask()
