@@ -19,10 +19,7 @@ def out_of_step(run: Run, ranks: Collection[int], replicas: Collection[Name]) ->
     """
     histories = {rank: History(run.index, rank) for rank in sorted(ranks)}
     steps = {
-        step
-        for history in histories.values()
-        for name in replicas
-        for step, _ in history.samples.get(name, ())
+        step for history in histories.values() for name in replicas for step in history.steps(name)
     }
     began: dict[Name, bool] = {}  # whether ranks began with equal weights
     for step in sorted(steps):
@@ -47,7 +44,7 @@ def _fault(step: Step, wrong: tuple[Name, dict[int, Sample]], more: int) -> Rank
     ranks = rest if alone else tuple(sorted(samples))
     named = ", ".join(map(str, ranks))
     usual = next(each for each in samples.values() if str(each) == most)
-    off = max(usual.error(samples[rank]) or 0.0 for rank in rest)
+    off = max(usual.distance(samples[rank]) for rank in rest) / (usual.size or 1.0)
     who = f"rank{'s' * (len(ranks) > 1)} {named}"
     than = f"otherwise than the {count} others" if alone else "each in its own way"
     says = f"before this step, {who} changed the weight {than} (by {off:.2g})"

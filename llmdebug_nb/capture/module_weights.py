@@ -29,7 +29,9 @@ class ModuleWeights:
         self.recorded = False
         self._observer, self._recorder = observer, recorder
         self._options, self._gradients = options, gradients
-        self._samples = None if isinstance(recorder, CheckingRecorder) else WeightSamples(recorder)
+        self._samples: WeightSamples | None = None
+        if not isinstance(recorder, CheckingRecorder):
+            self._samples = WeightSamples(recorder, always=options.last is not None)
         self._change = False
         self._divided: set[tuple[str, str]] = set()  # paths and names of those divided among ranks
 
@@ -60,14 +62,13 @@ class ModuleWeights:
 
     def follow(self, path: str, op: str, weights: Mapping[str, torch.Tensor]) -> None:
         """Let `record_updates` tell whether weights have changed since the last root call."""
-        if self.change and self._samples is not None:
-            call = OpenCall(path, op, "module", path, 0, self._observer.thread.root_call)
-            self._samples.add(call, weights)
+        if self._samples is not None:
+            self._samples.add(path, op, self._observer.thread.root_call, weights)
 
     def record_updates(self) -> None:
-        """Record samples of the weights that have changed."""
+        """Record samples of the weights that have changed. Before they may, they are only read."""
         if self._samples is not None:
-            self._samples.record()
+            self._samples.read(tell=self.change)
 
     @property
     def watched(self) -> bool:

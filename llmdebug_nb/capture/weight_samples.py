@@ -2,57 +2,88 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from llmdebug_nb.capture import geometry
 from llmdebug_nb.capture.calls import OpenCall
+from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.core.kernels.raw import captures_graph, dtype_name
 from llmdebug_nb.core.updates import SAMPLES, UPDATED
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_Part = tuple[OpenCall, str, torch.Tensor]
+
+
+@dataclass
+class _Known:
+    """A weight as it was last. ``times``: how often it had changed. ``told``: it is recorded."""
+
+    values: bytes
+    mark: object
+    times: int = 0
+    told: bool = False
 
 
 class WeightSamples:
     """Records the samples of weights: at first, and whenever they have changed.
 
-    A weight may change without a new version, through its ``data``: so all are read.
+    A weight may change without a new version, through its ``data``: so all are read. Few values
+    may miss a change: so versions count, too.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._waiting: list[tuple[OpenCall, str, torch.Tensor]] = []
-        self._known: dict[tuple[str, str], bytes] = {}  # by path and name
+    def __init__(self, recorder: Recorder, always: bool) -> None:
+        """``always``: record them before each root call, as earlier ones may be dropped."""
+        self._recorder, self._always = recorder, always
+        self._waiting: list[_Part] = []
+        self._known: dict[tuple[str, str], _Known] = {}  # by path and name
 
-    def add(self, call: OpenCall, weights: Mapping[str, torch.Tensor]) -> None:
-        """Let weights be read by the next `record`. Not followed: sparse or divided ones."""
-        self._waiting += [(call, name, each) for name, each in weights.items() if _is_plain(each)]
+    def add(self, path: str, op: str, root_call: int, weights: Mapping[str, torch.Tensor]) -> None:
+        """Let weights be read by the next `read`. Not followed: sparse or divided ones."""
+        for name, weight in weights.items():
+            if _is_plain(weight):
+                known = self._known.get((path, name))
+                times = 0 if known is None else known.times
+                call = OpenCall(path, op, "module", path, times, root_call)
+                self._waiting.append((call, name, weight))
 
-    def record(self) -> None:
-        """Record the samples of those weights that are new or have changed."""
+    def read(self, tell: bool) -> None:
+        """Read the weights. ``tell``: record those that are new or have changed."""
         waiting, self._waiting = self._waiting, []
         if captures_graph():  # they have values when it is replayed
             return
-        read = sampled([weight for _, _, weight in waiting])
-        for (call, name, weight), values in zip(waiting, read, strict=True):
-            if self._known.get((call.path, name)) != values:
-                self._known[call.path, name] = values
-                kind = f"{dtype_name(weight)} {geometry.shape_text(weight)}"
-                self._recorder.add_scalars(call, UPDATED, [(name, kind, values.hex())])
+        values = sampled([weight for _, _, weight in waiting])
+        for part, own in zip(waiting, values, strict=True):
+            self._note(part, own, tell)
+
+    def _note(self, part: _Part, values: bytes, tell: bool) -> None:
+        call, name, weight = part
+        mark = pytorch.version_of(weight), weight.data_ptr()
+        known = self._known.setdefault((call.path, name), _Known(values, mark))
+        if known.values != values or known.mark != mark:
+            known.values, known.mark, known.told = values, mark, False
+            known.times += 1
+            call.number = known.times
+        if tell and (self._always or not known.told):
+            known.told = True
+            kind = f"{dtype_name(weight)} {geometry.shape_text(weight)}"
+            self._recorder.add_scalars(call, UPDATED, [(name, kind, values.hex())])
 
 
 def _is_plain(weight: torch.Tensor) -> bool:
-    """Tell whether values of a weight can be taken by their places in memory."""
+    """Tell whether values of a weight can be taken by their places."""
     return (
         type(weight) in _PLAIN
         and weight.layout is torch.strided
         and not weight.is_meta
         and weight.is_floating_point()
         and weight.element_size() > 1
-        and weight.is_contiguous()
         and weight.numel() > 0
         and weight.untyped_storage().nbytes() > 0  # FSDP frees it for a while
     )
@@ -76,7 +107,27 @@ def sampled(weights: list[torch.Tensor]) -> list[bytes]:
 
 
 def _part(weight: torch.Tensor) -> torch.Tensor:
-    """Return a few values, ``[n]``. An odd step does not stay in one column of most matrices."""
-    step = (weight.numel() // SAMPLES) | 1
-    count = min(SAMPLES, -(-weight.numel() // step))
-    return weight.as_strided((count,), (step,))
+    """Return a few values, ``[n]``."""
+    if weight.is_contiguous():
+        return weight.view(-1).index_select(0, _flat(weight.numel(), weight.device))
+    return weight[_indices(tuple(weight.shape), weight.device)]
+
+
+def _places(numel: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return where the values lie: one anywhere in each of as many parts, always the same.
+
+    Equal distances would meet some rows or columns alone.
+    """
+    edges = np.linspace(0, numel, min(numel, SAMPLES) + 1).astype(np.int64)
+    return np.random.default_rng(numel).integers(edges[:-1], edges[1:])
+
+
+@functools.lru_cache(256)
+def _flat(numel: int, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(_places(numel)).to(device)
+
+
+@functools.lru_cache(256)
+def _indices(shape: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor, ...]:
+    places = np.unravel_index(_places(int(np.prod(shape))), shape)
+    return tuple(torch.from_numpy(each).to(device) for each in places)

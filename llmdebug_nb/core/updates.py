@@ -14,6 +14,7 @@ import re
 import struct
 from typing import NamedTuple, TypeAlias
 
+from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.opened_run import Index
 
 UPDATED = "updated"  # the role of the samples of weights: at first, and after each change
@@ -30,19 +31,39 @@ class Sample(NamedTuple):
     values: tuple[float, ...]
 
     @property
+    def size(self) -> float:
+        """The L2 norm of the values, NaN left out."""
+        return math.hypot(*(each for each in self.values if not math.isnan(each)))
+
+    @property
     def longest(self) -> int:
         """The length of the weight's longest axis."""
-        return max(map(int, re.findall(r"\b\d+\b", self.kind)), default=1)
+        return max(map(int, re.findall(r"\d+", self.kind.partition(" ")[2])), default=1)
 
-    def error(self, mine: Sample) -> float | None:
-        """Return the relative L2 error of mine's sample; None if it is of another weight."""
-        if self.kind != mine.kind or len(self.values) != len(mine.values):
-            return None
-        off = math.dist(self.values, mine.values)
-        size = math.hypot(*self.values)
-        if off == 0.0:
-            return 0.0
-        return off / size if size and math.isfinite(off) else math.inf
+    def is_of(self, other: Sample) -> bool:
+        """Tell whether another sample has the values of the same places, in whatever dtype."""
+        shapes = [each.kind.partition(" ")[2] for each in (self, other)]
+        return shapes[0] == shapes[1] and len(self.values) == len(other.values)
+
+    def distance(self, other: Sample) -> float:
+        """Return the L2 norm of the difference; 0 if rounding to the coarser dtype explains it."""
+        pairs = [(a, b) for a, b in zip(self.values, other.values, strict=True) if not _same(a, b)]
+        if not all(math.isfinite(a - b) for a, b in pairs):
+            return math.inf
+        off = math.hypot(*(a - b for a, b in pairs))
+        eps = max(epsilon(each.kind.partition(" ")[0]) for each in (self, other))
+        return off if off > eps * max(self.size, other.size) else 0.0
+
+    def moved(self, first: Sample) -> float:
+        """Return the share of values that are no longer what they were at first."""
+        if not self.is_of(first):
+            return 1.0
+        pairs = zip(self.values, first.values, strict=True)
+        return sum(not _same(a, b) for a, b in pairs) / len(self.values)
+
+
+def _same(a: float, b: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b))
 
 
 def sample_of(kind: str, digits: str | None) -> Sample | None:
@@ -55,6 +76,15 @@ def sample_of(kind: str, digits: str | None) -> Sample | None:
     return Sample(kind, values) if 0 < len(values) <= SAMPLES else None
 
 
+class _Noted(NamedTuple):
+    """A sample as it was recorded. ``times``: how often the weight had changed."""
+
+    step: Step
+    times: int
+    kind: str
+    digits: str | None
+
+
 class History:
     """What the weights of one rank were, by name: step by step, where they had changed.
 
@@ -62,30 +92,46 @@ class History:
     """
 
     def __init__(self, index: Index, rank: int) -> None:
-        self.samples: dict[Name, list[tuple[Step, Sample]]] = {}
+        self._noted: dict[Name, list[_Noted]] = {}
+        steps: set[Step] = set()
         for row in index.scalars(role=UPDATED, rank=rank):
-            sample = sample_of(row.type, row.value)
-            if sample is not None:
-                several = self.samples.setdefault((row.path, row.slot), [])
-                several.append(((row.generation, row.step), sample))
-        for several in self.samples.values():
-            several.sort(key=operator.itemgetter(0))
+            noted = _Noted((row.generation, row.step), row.call, row.type, row.value)
+            self._noted.setdefault((row.path, row.slot), []).append(noted)
+            if noted.times:
+                steps.add(noted.step)
+        for several in self._noted.values():
+            several.sort(key=operator.attrgetter("step"))
+        self._changes = sorted(steps)
+
+    @property
+    def names(self) -> list[Name]:
+        """The weights that were followed."""
+        return [*self._noted]
+
+    def steps(self, name: Name) -> list[Step]:
+        """Return the steps before which samples of a weight were taken."""
+        return [noted.step for noted in self._noted.get(name, ())]
 
     def at(self, name: Name, step: Step) -> list[Sample]:
         """Return what a weight was in a step, on each rank; nothing if that is not known."""
         several = self._until(name, step)
-        return [sample for found, sample in several if found == several[-1][0]]
+        last = [noted for noted in several if noted.step == several[-1].step]
+        return [s for noted in last if (s := sample_of(noted.kind, noted.digits)) is not None]
+
+    def first(self, name: Name) -> Sample | None:
+        """Return the first sample of a weight."""
+        noted = self._noted.get(name)
+        return sample_of(noted[0].kind, noted[0].digits) if noted else None
 
     def changed(self, name: Name, step: Step) -> bool:
-        """Tell whether a weight has changed by a step since it was first seen."""
-        several = self._until(name, step)
-        return bool(several) and several[0][0] < several[-1][0]
+        """Tell whether a weight had changed by a step since it was first seen."""
+        return any(noted.times for noted in self._until(name, step)[-1:])
 
     def latest(self, step: Step) -> Step | None:
         """Return the last step, up to this one, before which a weight changed."""
-        every = (self._until(name, step)[-1:] for name in self.samples if self.changed(name, step))
-        return max((found for last in every for found, _ in last), default=None)
+        at = bisect.bisect_right(self._changes, step)
+        return self._changes[at - 1] if at else None
 
-    def _until(self, name: Name, step: Step) -> list[tuple[Step, Sample]]:
-        several = self.samples.get(name, [])
-        return several[: bisect.bisect_right(several, step, key=operator.itemgetter(0))]
+    def _until(self, name: Name, step: Step) -> list[_Noted]:
+        several = self._noted.get(name, [])
+        return several[: bisect.bisect_right(several, step, key=operator.attrgetter("step"))]

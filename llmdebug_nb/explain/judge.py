@@ -364,7 +364,8 @@ class Judge:
 
     def _run_again(self, suspect: ComparedCall, row: Difference) -> Blamed:
         """Blame a suspect by its records, and by a replay."""
-        cause, inputs = self._by_records(suspect)
+        changed = self.weights.updates.unknown(suspect, row)
+        cause, inputs = self._by_records(suspect, changed)
         golden, mine = suspect.ops
         if suspect.is_rewritten:
             inputs = f"it is a {golden} in golden and a {mine} in mine; {inputs}"
@@ -380,20 +381,20 @@ class Judge:
         if tested.kind == verify.PASSES_ON:
             source = None if self.made else self._before(suspect)
             return source or Blamed(suspect, causes.INHERITED, f"{tested.words}; {evidence}", row)
-        if tested.kind == verify.MAKES:
+        if tested.kind == verify.MAKES and (suspect.is_operator or not changed):
             cause = causes.INTRODUCED
         if tested.kind == verify.MAKES or tested.score:
             evidence = f"{evidence}; {tested.words}"
         return Blamed(suspect, cause, evidence, row)
 
-    def _by_records(self, call: ComparedCall) -> tuple[str, str]:
+    def _by_records(self, call: ComparedCall, changed: str) -> tuple[str, str]:
         """Return the cause, and a clause on the inputs, from the records alone."""
         if call.is_fused and not call.inputs:
             return causes.INTRODUCED, "its kernel reads only inputs of the graph"
         if not call.inputs:
             return causes.UNKNOWN_INPUT, "its inputs were not recorded"
-        carried = self._earlier(call) or self.weights.updates.are_unknown(call)
-        return causes.CARRIED_OVER if carried else causes.INTRODUCED, clauses.of_inputs(call)
+        cause = causes.CARRIED_OVER if changed or self._earlier(call) else causes.INTRODUCED
+        return cause, "; ".join(filter(None, (changed, clauses.of_inputs(call))))
 
     def _earlier(self, call: ComparedCall) -> bool:
         """Tell whether an earlier step diverged: a cache may carry its error over."""

@@ -20,7 +20,7 @@ from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.places import scrubbed
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.records import CallKey
-from llmdebug_nb.explain import arguments, replay
+from llmdebug_nb.explain import arguments, causes, replay
 from llmdebug_nb.explain.arguments import Arguments, Tensor
 from llmdebug_nb.explain.calls import ComparedCall
 from llmdebug_nb.explain.operators import CannotReplay, by_formula
@@ -191,6 +191,8 @@ def script(
     row ``shows``, the first one that differs.
     """
     if call.key.phase != "forward" or (call.one_sided and not call.is_operator):
+        return None
+    if cause == causes.UPDATED:  # the weights that it would take were not kept
         return None
     try:
         if call.one_sided:

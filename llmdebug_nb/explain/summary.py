@@ -174,7 +174,7 @@ def _cause(findings: Sequence[Finding]) -> str:
     made = _MADE.get(finding.cause, "The cause is {where}").format(where=where)
     advice = sentence(finding.advice).rstrip(".") or _advice(finding)
     more = f" (and {len(findings) - 1} more in findings)" if len(findings) > 1 else ""
-    at = f" at {finding.source}" if finding.source else ""
+    at = f" at {finding.source}" if finding.source and finding.cause != causes.UPDATED else ""
     evidence = _evidence(finding, advice)  # the advice comes last
     script = f", or {_SCRIPT}" if finding.repro else ""
     sentences = f"{made}{at}: {evidence}{more}.", sentence(finding.relation), f"{advice}{script}."

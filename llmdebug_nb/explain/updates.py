@@ -7,14 +7,17 @@ an error that its changed weights explain.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import Difference
-from llmdebug_nb.core.paths import module_of
+from llmdebug_nb.core.paths import ancestors, module_of, within
 from llmdebug_nb.core.placement import unshared
 from llmdebug_nb.core.records import CallKey
-from llmdebug_nb.core.updates import History, Name, Step
+from llmdebug_nb.core.updates import History, Name, Sample, Step
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import ComparedCall
 from llmdebug_nb.explain.runs import Runs
@@ -22,17 +25,59 @@ from llmdebug_nb.explain.runs import Runs
 _NOTHING = causes.UPDATED, ""
 
 
-class _Then:
+class _Then(NamedTuple):
     """The weights of one run in a step."""
 
-    def __init__(self, history: History, step: Step) -> None:
-        self.history, self.step = history, step
+    history: History
+    step: Step
 
-    def slots(self, path: str) -> list[str]:
-        return [slot for place, slot in self.history.samples if place == path]
+    def latest(self) -> Step:
+        return self.history.latest(self.step) or self.step
 
-    def changed(self, name: Name) -> bool:
-        return self.history.changed(name, self.step)
+
+class _Weight(NamedTuple):
+    """A weight of both runs in a step. ``golden``, ``mine``: its samples, of ranks that differ.
+
+    ``first``: the first ones of golden and mine. ``changed``: since then, in either run.
+    """
+
+    name: str
+    golden: list[Sample]
+    mine: list[Sample]
+    first: tuple[Sample | None, Sample | None]
+    changed: bool
+
+    @property
+    def distance(self) -> float | None:
+        """How far mine is from golden; None if the samples can't be compared."""
+        pairs = [(a, b) for a in self.golden for b in self.mine if a.is_of(b)]
+        return max((a.distance(b) for a, b in pairs), default=None)
+
+    @property
+    def size(self) -> float:
+        return max((each.size for each in (*self.golden, *self.mine)), default=0.0)
+
+    @property
+    def moved(self) -> float:
+        """How far golden is from what it was at first."""
+        first = self.first[0]
+        if first is None:
+            return 0.0
+        return max((s.distance(first) for s in self.golden if s.is_of(first)), default=0.0)
+
+    @property
+    def tells(self) -> bool:
+        """Whether the samples tell of a change: few values may miss one of single rows."""
+        if self.distance is None:
+            return False
+        sides = zip((self.golden, self.mine), self.first, strict=True)
+        shares = [s.moved(first) for side, first in sides for s in side if first is not None]
+        return max(shares, default=1.0) >= constants.MAJORITY
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it changed, and nothing tells how."""
+        return self.changed and not self.tells
 
 
 class Updates:
@@ -41,54 +86,57 @@ class Updates:
     def __init__(self, differences: Sequence[Difference], runs: Runs) -> None:
         self._differences, self._runs = differences, runs
         self._histories: dict[tuple[int, int], History] = {}  # by side and rank
+        self._apart: dict[tuple[int, Step, Step], _Weight | None] = {}
 
     def blamed(self, call: ComparedCall, row: Difference) -> tuple[str, str]:
         """Return a cause and a clause, which is "" unless changed weights explain a row of a call.
 
-        They only pass on what is wrong in a gradient of an earlier step.
-
-        An optimizer adds products of gradients and inputs to a weight. Such a change acts on such
-        inputs in full; the weight acts as chance has it, less by the root of the axis summed over.
-        Rows of an embedding change by themselves: then other weights tell.
+        They explain as much as a call may amplify, and only pass on what is wrong in a gradient of
+        an earlier step. Where samples of its own weights can't tell, those of all weights do, if
+        most of them have changed in another way.
         """
-        if call.golden is None or call.mine is None or row.error is None:
+        sides = self._sides(call)
+        if sides is None or row.error is None:
             return _NOTHING
-        golden, mine = self._then(0, call.golden), self._then(1, call.mine)
-        paths = module_of(call.golden.path), module_of(call.mine.path)
-        names = [((paths[0], slot), (paths[1], slot)) for slot in golden.slots(paths[0])]
-        own = _errors(golden, mine, names)
-        if not own:
+        own = list(self._weights(call, sides, inside=False))
+        share, words = _error(own), ""
+        if share and row.error <= constants.MOST_AMPLIFICATION * share:
+            words = _differs(max(own, key=_own_error))
+        elif any(each.is_unknown for each in own):
+            other = self._changed_apart(sides)
+            words = "" if other is None else f"samples of them can't tell, but {_differs(other)}"
+        if not words:
             return _NOTHING
-        longest = max(s.longest for name in own for s in golden.history.at(name, golden.step))
-        least = row.error / (constants.AMPLIFICATION * math.sqrt(longest))
-        name, worst = _largest(own)
-        if worst < least and any(golden.changed(g) or mine.changed(m) for g, m in names):
-            every = golden.history.samples
-            name, worst = _largest(_errors(golden, mine, [(each, each) for each in every]))
-        if worst < least:
-            return _NOTHING
-        steps = [each.history.latest(each.step) for each in (golden, mine)]
-        _, after = max((each for each in steps if each is not None), default=golden.step)
-        words = f"its weights were changed before step {after}, not as in golden: "
-        words += f"{_dotted(name)} differs by {worst:.2g} (relative L2 of a sample)"
-        gradient = self._gradient(golden)
-        if gradient:
-            return causes.INHERITED, f"{words}; so does {gradient}"
-        return causes.UPDATED, words
+        _, after = max(side.latest() for side in sides)
+        words = f"its weights were changed before step {after}, not as in golden: {words}"
+        gradient = self._gradient(sides[0])
+        return (causes.INHERITED, f"{words}; so does {gradient}") if gradient else (
+            causes.UPDATED, words,
+        )  # fmt: skip
 
-    def are_unknown(self, call: ComparedCall) -> bool:
-        """Tell whether a call's weights changed in one run, and nothing is known of the other's.
+    def unknown(self, call: ComparedCall, row: Difference) -> str:
+        """Return a clause on changed weights that may explain a row of a call, "" for none.
 
-        Parts of weights that lie on several ranks are not followed.
+        Samples can't tell, or they are weights of other modules inside, which its code may use.
         """
+        sides = self._sides(call)
+        if sides is None or row.error is None:
+            return ""
+        own = list(self._weights(call, sides, inside=False))
+        if any(each.is_unknown for each in own):
+            return "its weights were changed before, and samples can't tell whether they agree"
+        if row.error <= constants.MOST_AMPLIFICATION * _error(own) * _coherence(own):
+            return f"its weights were changed before: {_differs(max(own, key=_own_error))}"
+        inside = list(self._weights(call, sides, inside=True))
+        share = _error(inside)
+        if share and row.error <= constants.MOST_AMPLIFICATION * share:
+            return "weights inside of it were changed before, not as in golden"
+        return ""
+
+    def _sides(self, call: ComparedCall) -> tuple[_Then, _Then] | None:
         if call.golden is None or call.mine is None:
-            return False
-        sides = self._then(0, call.golden), self._then(1, call.mine)
-        paths = module_of(call.golden.path), module_of(call.mine.path)
-        return any(
-            not other.history.samples and any(own.changed((path, s)) for s in own.slots(path))
-            for own, other, path in zip(sides, sides[::-1], paths, strict=True)
-        )
+            return None
+        return self._then(0, call.golden), self._then(1, call.mine)
 
     def _then(self, side: int, key: CallKey) -> _Then:
         known = self._histories.get((side, key.rank))
@@ -97,32 +145,101 @@ class Updates:
             known = self._histories[side, key.rank] = History(run.index, key.rank)
         return _Then(known, (key.generation, key.step))
 
+    @cached_property
+    def _called(self) -> set[str]:
+        """Golden's modules of which a call was recorded."""
+        found = (d.pair.golden for d in self._differences)
+        return {module_of(r.site.path) for r in found if r is not None and r.site.role != "weight"}
+
+    def _weights(
+        self, call: ComparedCall, sides: tuple[_Then, _Then], inside: bool
+    ) -> Iterator[_Weight]:
+        """Yield the weights that the code of a call's module uses.
+
+        Those of modules inside that are never called are its own, as of a ParameterList.
+        ``inside``: those of the others, too.
+        """
+        assert call.golden is not None
+        assert call.mine is not None
+        paths = module_of(call.golden.path), module_of(call.mine.path)
+        for golden, mine in self._names(paths, sides):
+            around = (golden[0], *ancestors(golden[0]))
+            user = next((path for path in around if path in self._called), paths[0])
+            if inside or user == paths[0]:
+                yield _weight(golden, mine, sides)
+
+    def _names(
+        self, paths: tuple[str, str], sides: tuple[_Then, _Then]
+    ) -> Iterator[tuple[Name, Name]]:
+        """Yield the names of weights inside of two modules, in golden and in mine."""
+        found = {
+            (name[0][len(path) :].lstrip("."), name[1])
+            for path, side in zip(paths, sides, strict=True)
+            for name in side.history.names
+            if name[0] == path or within(name[0], path)
+        }
+        for rest, slot in sorted(found):
+            golden, mine = (".".join(filter(None, (path, rest))) for path in paths)
+            yield (golden, slot), (mine, slot)
+
+    def _changed_apart(self, sides: tuple[_Then, _Then]) -> _Weight | None:
+        """Return the weight that differs most, if most weights have changed in another way."""
+        golden, mine = sides
+        key = id(golden.history), golden.step, mine.step
+        if key not in self._apart:
+            names = golden.history.names
+            every = [_weight(name, name, sides) for name in names]
+            told = [each for each in every if each.changed and each.tells]
+            shares = [(each.distance or 0.0) / each.moved for each in told if each.moved]
+            apart = shares and statistics.median(shares) >= constants.PASSED_ON_SHARE
+            self._apart[key] = max(told, key=_own_error) if apart else None
+        return self._apart[key]
+
     def _gradient(self, golden: _Then) -> str:
         """Return the first gradient of a weight that differs in an earlier step, or ""."""
+        names = set(golden.history.names)
         for d in self._differences:
             s, name = d.site, (d.site.path, unshared(d.site.slot))
             is_wrong = d.verdict == "diverged" and s.role == "grad"
-            if is_wrong and (s.generation, s.step) < golden.step and name in golden.history.samples:
+            if is_wrong and (s.generation, s.step) < golden.step and name in names:
                 return f"the gradient of {_dotted(name)} in step {s.step}"
         return ""
 
 
-def _errors(
-    golden: _Then, mine: _Then, names: Iterable[tuple[Name, Name]]
-) -> dict[Name, float | None]:
-    """Return the errors of weights. ``names``: in golden, and in mine."""
-    found: dict[Name, float | None] = {}
-    for theirs, ours in names:
-        its, own = golden.history.at(theirs, golden.step), mine.history.at(ours, mine.step)
-        if its and own:
-            errors = [each.error(other) for each in its for other in own]
-            found[theirs] = max((each for each in errors if each is not None), default=None)
-    return found
+def _weight(golden: Name, mine: Name, sides: tuple[_Then, _Then]) -> _Weight:
+    theirs, ours = sides
+    return _Weight(
+        _dotted(golden),
+        theirs.history.at(golden, theirs.step),
+        ours.history.at(mine, ours.step),
+        (theirs.history.first(golden), ours.history.first(mine)),
+        theirs.history.changed(golden, theirs.step) or ours.history.changed(mine, ours.step),
+    )
 
 
-def _largest(errors: dict[Name, float | None]) -> tuple[Name, float]:
-    told = [(name, each) for name, each in errors.items() if each is not None]
-    return max(told, key=lambda each: each[1], default=(("", ""), 0.0))
+def _error(weights: Sequence[_Weight]) -> float:
+    """Return the relative L2 error of the samples of all these weights together."""
+    told = [each for each in weights if each.distance is not None]
+    off = math.hypot(*(each.distance or 0.0 for each in told))
+    size = math.hypot(*(each.size for each in told))
+    return off / size if size and math.isfinite(off) else off
+
+
+def _coherence(weights: Sequence[_Weight]) -> float:
+    """Return how many times more than its size a change may do.
+
+    An optimizer adds products of gradients and inputs. On such inputs, all terms of the change add
+    up, and those of the weight as chance has it: the root of their number is between them.
+    """
+    return math.sqrt(max((s.longest for each in weights for s in each.golden), default=1))
+
+
+def _own_error(weight: _Weight) -> float:
+    return (weight.distance or 0.0) / (weight.size or 1.0)
+
+
+def _differs(weight: _Weight) -> str:
+    return f"{weight.name} differs by {_own_error(weight):.2g} (relative L2 of a sample)"
 
 
 def _dotted(name: Name) -> str:
