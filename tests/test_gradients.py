@@ -258,3 +258,48 @@ def test_no_hook_outlives_the_recording_on_a_graph_that_is_kept():
     loss.backward()
     assert len(run.to_pandas()) == before
     assert run.info()["complete"]
+
+
+class Attention(torch.nn.Module):
+    """One causal head. ``late``: scores are scaled, not queries. ``bug``: of a bias's gradient."""
+
+    def __init__(self, late, bug=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.late, self.bug = late, bug
+        self.q, self.k, self.v = (torch.nn.Linear(12, 12) for _ in range(3))
+
+    def forward(self, x):
+        bias = {name: getattr(self, name).bias for name in "qkv"}
+        if self.bug is not None:
+            bias[self.bug].register_hook(lambda g: g * 1.0001)
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        mask = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool).triu(1)
+        scale, turned = 12**-0.5, k.transpose(-1, -2)
+        scores = q @ turned * scale if self.late else (q * scale) @ turned
+        return scores.masked_fill(mask, float("-inf")).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("bug", [None, "q", "v"])
+def test_the_gradient_of_a_bias_whose_terms_cancel_is_noise_and_others_are_judged(bug, tmp_path):
+    def run(name, late, bug=None):
+        model = Attention(late, bug)
+        torch.manual_seed(1)
+        with ld.dump(model, name=name, path=tmp_path) as run:
+            model(torch.randn(4, 9, 12)).square().mean().backward()
+        return run
+
+    golden, mine = run("golden", False), run("mine", True, bug)
+    report = ld.compare(golden, mine, progress=False)
+    of_bias = {
+        d.site.path: d for d in report.differences if (d.site.role, d.site.slot) == ("grad", "bias")
+    }
+    # softmax does not see what is added to all scores of a query: but for rounding, it is zero
+    zero = of_bias["k"].pair.golden
+    terms = next(golden.records(path="k", phase="backward", role="input"))
+    assert zero.summary.l2norm < 1e-5 * terms.summary.l2norm
+    assert of_bias["k"].verdict == "within_noise"
+    assert (report.verdict == "diverged") == (bug is not None)
+    assert [d.site.path for d in report.differences if d.verdict == "diverged"] == [bug] * (
+        bug is not None
+    )

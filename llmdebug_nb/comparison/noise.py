@@ -101,6 +101,7 @@ class _RunningCall:
     earlier calls. ``has_outputs``: it gave a tensor that rounds. ``seen``: paths recorded inside
     it. ``eps``, ``length``: the coarsest epsilon and the longest axis of its inputs.
     ``rewritten``: it has an input without a partner, so the other run computes it differently.
+    ``sizes``: the largest L2 norm of its inputs, by the length of each of their axes.
     """
 
     key: tuple[int, int, str]
@@ -112,6 +113,7 @@ class _RunningCall:
     eps: float = 0.0
     length: int = 1
     rewritten: bool = False
+    sizes: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -186,8 +188,10 @@ class NoisePropagation:
             call.eps, call.length = max(call.eps, eps), max(call.length, *shape, 1)
             call.rewritten = True
 
-    def record(self, site: Site, level: Level, eps: float, shape: tuple[int, ...]) -> None:
-        """Take in the noise of the tensor that was explained last."""
+    def record(
+        self, site: Site, level: Level, eps: float, shape: tuple[int, ...], size: float = 0.0
+    ) -> None:
+        """Take in the noise of the tensor that was explained last. ``size``: its L2 norm."""
         if site.role == "weight":
             self._weights[site.rank, site.path].add(level)
             return
@@ -198,6 +202,9 @@ class NoisePropagation:
             if eps:
                 call.eps = max(call.eps, eps)
                 call.length = max(call.length, *shape, 1)
+                if site.phase == "backward":
+                    for length in shape:
+                        call.sizes[length] = max(size, call.sizes.get(length, 0.0))
         elif eps:
             call.has_outputs = True
         call.inside.add(level)
@@ -208,6 +215,18 @@ class NoisePropagation:
             if around is not None:
                 around.inside.add(level)
                 around.seen.add(site.path)
+
+    def cancelled(self, site: Site, shape: tuple[int, ...], size: float) -> float:
+        """Return how many times smaller than its terms the gradient of a vector is.
+
+        It is a sum over all axes but one of the gradient that a call is given. Where the terms
+        cancel, as for the bias of keys, which softmax does not see, their rounding does not. If
+        none cancel by more than chance has it, the sum is as large as all terms in L2 norm.
+        """
+        call = self._calls[site.rank, site.generation].get(site.path)
+        if site.role != "grad" or len(shape) != 1 or call is None or not size:
+            return 1.0
+        return max(1.0, call.sizes.get(shape[0], 0.0) / size)
 
     def may_choose(self, site: Site) -> bool:
         """Tell whether rounding may decide what a call gives: it takes numbers that round.

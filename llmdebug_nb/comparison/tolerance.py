@@ -229,6 +229,11 @@ def _steps(m: Measured) -> float:
     return float((m.metrics or {}).get("grain_share") or 0.0)
 
 
+def _size(pair: Pair) -> float:
+    """Return the L2 norm of the larger one of two tensors."""
+    return max(r.summary.l2norm or 0.0 for r in (pair.golden, pair.mine) if r is not None)
+
+
 def _replaced(pair: Pair) -> bool:
     return pair.golden is not None and pair.mine is not None and pair.golden.op != pair.mine.op
 
@@ -268,7 +273,7 @@ class _Judge:
         if row.follows and m.pair.content is not None:
             self._follows.add(m.pair.content)
         if m.is_at_its_place:
-            self._noise.record(site, level, eps, shape)
+            self._noise.record(site, level, eps, shape, record.summary.l2norm or 0.0)
             if m.pair.golden is not None and site.role == "output":
                 self._outputs[m.pair.golden.id] = level
         if row.metrics.get("top1_flips") and row.verdict == "within_noise":
@@ -342,7 +347,8 @@ class _Judge:
             by_chance, smallness = 1.0, 1.0
         else:
             by_chance = self._siblings.chance(record, m.carriers)
-            smallness = self._siblings.smallness(record, m.carriers)
+            small = self._noise.cancelled(record.site, record.summary.shape, _size(pair))
+            smallness = max(small, self._siblings.smallness(record, m.carriers))
         amplification *= by_chance
         golden, mine = self._epsilons.both(m)
         cast = 0.0 if golden == mine else constants.CAST_SHARE * eps
