@@ -190,7 +190,7 @@ def test_a_constant_loss_that_moves_by_a_rounding_is_no_spike():
     assert len(alarms.raised(0, 1)) == 1
 
 
-def test_a_condition_of_ones_own_raises_an_alarm_and_one_that_fails_is_reported():
+def test_a_condition_of_ones_own_raises_an_alarm_and_one_that_fails_is_reported(capsys):
     def high(moment: Moment) -> object:
         return moment.step == 5 and f"step {moment.step}, loss {moment.loss < 100}"
 
@@ -204,6 +204,8 @@ def test_a_condition_of_ones_own_raises_an_alarm_and_one_that_fails_is_reported(
     assert alarm.reason == "step 5, loss True"
     assert steps(run) == [3, 4, 5, 7, 8]
     assert run.meta["problems"] == {"ZeroDivisionError while recording: no": 9}
+    told = [line for line in capsys.readouterr().err.splitlines() if "fails" in line]
+    assert told == ["llmdebug: the alarm broken fails: ZeroDivisionError: no"]  # once
 
 
 def test_an_alarm_by_hand_keeps_the_steps_and_needs_the_option():

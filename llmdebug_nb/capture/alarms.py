@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
@@ -14,7 +15,9 @@ from llmdebug_nb.capture.guard import Guarded
 from llmdebug_nb.capture.rows import MAX, NAN
 from llmdebug_nb.core import constants, interrupts
 from llmdebug_nb.core.columns import AT, Row
+from llmdebug_nb.core.errors import first_line
 from llmdebug_nb.core.moments import Condition, Moment
+from llmdebug_nb.core.printable import printable
 
 _PATH, _CALL, _PHASE, _ROLE, _SLOT = (AT[x] for x in ("path", "call", "phase", "role", "slot"))
 _Place: TypeAlias = tuple[str, int, str, str, str]
@@ -41,6 +44,7 @@ class Alarms:
         self._losses: deque[float] = deque(maxlen=constants.SPIKE_WINDOW)
         self._last = math.nan
         self._by_hand: list[str] = []
+        self._failed: list[Condition] = []
 
     def look(self, rows: Iterable[Row]) -> None:
         """Look at rows that have their statistics.
@@ -74,11 +78,21 @@ class Alarms:
         self._known, self._found = self._found, {}
         moment = Moment(generation, step, self._last)
         for condition in self._conditions:
-            answer = self._guarded(_asked, condition, moment)
+            answer, name = self._guarded(self._ask, condition, moment), _name(condition)
             if answer:
-                name = getattr(condition, "__name__", "the condition")
                 reasons.append(answer if isinstance(answer, str) else f"{name} is true")
         return reasons
+
+    def _ask(self, condition: Condition, moment: Moment) -> object:
+        """Ask a condition; say once that it fails, since then it raises no alarm."""
+        try:
+            return _asked(condition, moment)
+        except Exception as error:
+            if condition not in self._failed:
+                self._failed.append(condition)
+                text = f"{_name(condition)} fails: {type(error).__name__}: {first_line(error)}"
+                print(f"llmdebug: the alarm {printable(text)}", file=sys.stderr)
+            raise
 
     def _judged_losses(self) -> Iterator[str]:
         waiting, self._waiting = self._waiting, []
@@ -106,6 +120,10 @@ class Alarms:
         spread = statistics.median(abs(each - middle) for each in self._losses)
         spread = max(_SIGMA * spread, eps * abs(middle))
         return (loss - middle) / spread if spread else math.inf if loss > middle else 0.0
+
+
+def _name(condition: Condition) -> str:
+    return getattr(condition, "__name__", "the condition")
 
 
 @interrupts.let_through
