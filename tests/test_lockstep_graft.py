@@ -171,6 +171,36 @@ def test_a_graft_shows_two_bugs_in_one_pass(window: str) -> None:
     assert hooks(golden, mine) == before
 
 
+class Learner(torch.nn.Module):
+    """Two layers. ``wrong``: the result is too large. ``cut``: no gradient leaves the first one."""
+
+    def __init__(self, wrong: bool = False, cut: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+        self.wrong, self.cut = wrong, cut
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.first(x))
+        return self.last(x.detach() if self.cut else x) + (0.25 if self.wrong else 0.0)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_backward_pass_goes_through_a_graft(cut: bool) -> None:
+    """Of the last result of all, too, and it shows a gradient that is wrong by itself."""
+
+    def run(model: nn.Module) -> None:
+        model(torch.ones(2, 8)).square().sum().backward()
+
+    report = ld.lockstep(Learner(), Learner(True, cut), run, graft=True, progress=False)
+    assert [each.path for each in report.lockstep.grafts] == [""]
+    assert report.findings[0].path == ""
+    backward = [d for d in report.differences if d.site.phase == "backward"]
+    agree = {d.site.path for d in backward if d.verdict in ("match", "within_noise")}
+    assert ("first" in agree) == (not cut)
+    assert "last" in agree
+
+
 def test_a_graft_in_a_port_names_both_bugs() -> None:
     port = PORTS["attention"]
     golden = port.golden()

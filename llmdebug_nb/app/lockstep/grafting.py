@@ -94,9 +94,27 @@ class Grafting:
         return torch_modes.run_unseen(_grafted, output, puts) if puts else output
 
 
+class _Put(torch.autograd.Function):
+    """Golden's value in place of mine's: a backward pass goes on to what made mine's."""
+
+    @staticmethod
+    def forward(ctx: object, mine: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
+        return golden.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return gradient, None
+
+
+def _put(mine: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
+    golden = golden.to(mine.device, mine.dtype)
+    put: torch.Tensor = _Put.apply(mine, golden) if mine.requires_grad else golden  # type: ignore[no-untyped-call]
+    return put
+
+
 def _grafted(output: object, puts: Puts) -> object:
     pairs = [
-        (leaf, puts[slot].to(leaf.device, leaf.dtype))
+        (leaf, _put(leaf, puts[slot]))
         for slot, leaf in leaves(output)
         if isinstance(leaf, torch.Tensor) and slot in puts
     ]
