@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,10 +30,12 @@ from llmdebug_nb.comparison.jobs import Work
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.threads import in_threads
 from llmdebug_nb.comparison.tolerance import Calibration, says
+from llmdebug_nb.comparison.weight_noise import Moved
 from llmdebug_nb.core import collector, constants
 from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.core.findings import Difference, Expectation, Pair
+from llmdebug_nb.core.updates import History
 from llmdebug_nb.explain import blame
 from llmdebug_nb.explain.blame import Explanation
 from llmdebug_nb.explain.runs import Runs
@@ -203,7 +206,7 @@ class Comparison:
             pairs, golden.load, mine.load,
             nodes=golden.nodes, limits=self.limits, calibration=self.calibration,
             custom=self.custom, rounding=(told(golden.rounding), told(mine.rounding)),
-            work=work or self.work, stages=stages,
+            moved=_moved(golden), work=work or self.work, stages=stages,
         )  # fmt: skip
 
         stages.stage("judging")
@@ -222,6 +225,12 @@ class Comparison:
     ) -> Report:
         """Compare one generation and step of golden (None: all) with a run of it alone."""
         return self.report(again, step, expected)
+
+
+def _moved(golden: Run) -> Moved:
+    """Return what tells how far golden's weights moved between its steps."""
+    history = functools.cache(lambda rank: History(golden.index, rank))
+    return lambda rank, path, name, step: history(rank).moved((path, name), step)
 
 
 def calibrated(

@@ -33,6 +33,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from llmdebug_nb.comparison.weight_noise import Moved, WeightNoise, stays
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import SINGLE
 from llmdebug_nb.core.paths import ancestors, any_layer, is_operator, module_of
@@ -140,11 +141,12 @@ class NoiseLimits(NamedTuple):
 class NoisePropagation:
     """Follows noise through a run: `explain` each tensor in execution order, then `record` it.
 
-    ``size``: number of modules inside a path, without itself.
+    ``size``: number of modules inside a path, without itself. ``moved``: see `weight_noise.Moved`.
     """
 
-    def __init__(self, size: Callable[[str], int]) -> None:
+    def __init__(self, size: Callable[[str], int], moved: Moved = stays) -> None:
         self._size = size
+        self.of_weights = WeightNoise(moved)
         # by rank and generation, then by path
         self._calls: dict[tuple[int, int], dict[str, _RunningCall]] = defaultdict(dict)
         self._so_far: dict[tuple[int, int], Level] = defaultdict(Level)
@@ -165,11 +167,11 @@ class NoisePropagation:
             around = self._enclosing(site)
             if around is None:  # from outside the model: made from what ran before, if at all
                 return _explained(self._so_far[site.rank, site.generation], eps, 1, 1.0)
-            return _explained(
-                _sum(around.inside, around.before), eps, length, constants.GLUE_FLOORS
-            )
+            level = _sum(around.inside, around.before, self._changed(site))
+            return _explained(level, eps, length, constants.GLUE_FLOORS)
         call = self._call(site)
         level = _sum(call.inside, call.before, self._weights[site.rank, site.path])
+        level.add(self._changed(site))
         if not call.has_inputs or call.rewritten:
             around = self._enclosing(site)
             level = _sum(level, *([around.inside, around.before] if around is not None else []))
@@ -179,6 +181,11 @@ class NoisePropagation:
         floors = constants.GLUE_FLOORS * math.sqrt(1 + hidden) if several else 1.0
         length = call.length if call.has_inputs else max(length, call.length)
         return _explained(level, max(eps, call.eps), length, floors)
+
+    def _changed(self, site: Site) -> Level:
+        """Return the noise that the weights of a module have since the program changed them."""
+        step = site.generation, site.step
+        return Level(error=self.of_weights.of(site.rank, module_of(site.path), step))
 
     def add_unpaired(self, site: Site, eps: float, shape: tuple[int, ...]) -> None:
         """Take in an input without a partner: its dtype and shape count, its noise is unknown."""

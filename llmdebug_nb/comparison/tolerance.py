@@ -24,6 +24,7 @@ from llmdebug_nb.comparison.noise import (
     Siblings,
     floor,
 )
+from llmdebug_nb.comparison.weight_noise import TURNED, Moved, stays
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import (
     EXPECTED,
@@ -110,7 +111,8 @@ def says(limits: Limits | None, calibration: Calibration, differences: Iterable[
 class Judging:
     """All measured pairs, in execution order, to be judged whenever the expectations change.
 
-    ``size``: see `noise.NoisePropagation`. ``rounding``: what both programs state, see `Epsilons`.
+    ``size``, ``moved``: see `noise.NoisePropagation`. ``rounding``: what both programs state, see
+    `Epsilons`.
     """
 
     def __init__(
@@ -118,11 +120,12 @@ class Judging:
         measured: Sequence[Measured],
         *,
         size: Callable[[str], int] = lambda path: 0,
+        moved: Moved = stays,
         limits: Limits | None = None,
         calibration: Calibration | None = None,
         rounding: tuple[float, float] = (0.0, 0.0),
     ) -> None:
-        self._measured, self._size = measured, size
+        self._measured, self._size, self._moved = measured, size, moved
         self._limits, self._calibration = limits, calibration or Calibration()
         self._epsilons = Epsilons(measured, rounding)
         self._siblings = _siblings(measured, size, self._epsilons)
@@ -175,8 +178,9 @@ class Judging:
         ]
 
     def _judged(self, expected: Collection[int]) -> list[Difference]:
+        noise = NoisePropagation(self._size, self._moved)
         judge = _Judge(
-            self._size, self._epsilons, self._siblings, self._limits, self._calibration, expected
+            noise, self._epsilons, self._siblings, self._limits, self._calibration, expected
         )
         return [replace(judge.difference(m), comparison=self.comparison) for m in self._measured]
 
@@ -243,14 +247,14 @@ class _Judge:
 
     def __init__(
         self,
-        size: Callable[[str], int],
+        noise: NoisePropagation,
         epsilons: Epsilons,
         siblings: Siblings,
         limits: Limits | None,
         calibration: Calibration,
         expected: Collection[int],
     ) -> None:
-        self._noise, self._epsilons, self._siblings = NoisePropagation(size), epsilons, siblings
+        self._noise, self._epsilons, self._siblings = noise, epsilons, siblings
         self._limits, self._calibration, self._expected = limits, calibration, expected
         self._outputs: dict[int, Level] = {}  # golden's outputs by id -> noise that they pass on
         # rank and generation whose logits came to prefer another token, within noise
@@ -276,6 +280,8 @@ class _Judge:
             self._noise.record(site, level, eps, shape, record.summary.l2norm or 0.0)
             if m.pair.golden is not None and site.role == "output":
                 self._outputs[m.pair.golden.id] = level
+        if row.metrics.get(TURNED) and row.verdict == "within_noise" and not row.follows:
+            self._noise.of_weights.add(site, float(row.metrics[TURNED] or 0.0))
         if row.metrics.get("top1_flips") and row.verdict == "within_noise":
             self._flips.add((site.rank, site.generation))
         return row

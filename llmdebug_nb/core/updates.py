@@ -127,6 +127,19 @@ class History:
         """Tell whether a weight had changed by a step since it was first seen."""
         return any(noted.times for noted in self._until(name, step)[-1:])
 
+    def moved(self, name: Name, step: Step) -> float:
+        """Return how far a weight moved behind a step, of its size; 0 if that is not known.
+
+        Of its size before the next step that it was sampled in.
+        """
+        before = self.at(name, step)
+        noted = self._noted.get(name, [])
+        at = bisect.bisect_right(noted, step, key=operator.attrgetter("step"))
+        after = self.at(name, noted[at].step) if at < len(noted) else []
+        if not before or not after or not before[0].is_of(after[0]):
+            return 0.0
+        return after[0].distance(before[0]) / (after[0].size or 1.0)
+
     def latest(self, step: Step) -> Step | None:
         """Return the last step, up to this one, before which a weight changed."""
         at = bisect.bisect_right(self._changes, step)
