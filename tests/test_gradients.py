@@ -303,3 +303,28 @@ def test_the_gradient_of_a_bias_whose_terms_cancel_is_noise_and_others_are_judge
     assert [d.site.path for d in report.differences if d.verdict == "diverged"] == [bug] * (
         bug is not None
     )
+
+
+def test_a_small_gradient_of_a_scale_is_no_sum_that_cancels(tmp_path):
+    class Scale(nn.Module):
+        def __init__(self, bug):
+            super().__init__()
+            self.gamma = nn.Parameter(torch.ones(12))
+            if bug:
+                self.gamma.register_hook(lambda gradient: gradient * 1.001)
+
+        def forward(self, x):
+            return x * self.gamma
+
+    def run(name, bug):
+        model = nn.Sequential(Scale(bug), nn.Linear(12, 12))
+        torch.manual_seed(0)
+        nn.init.normal_(model[1].weight)
+        nn.init.zeros_(model[1].bias)
+        with ld.dump(model, name=name, path=tmp_path) as run:
+            (model(1e-4 * torch.randn(4, 9, 12)) + 1).square().mean().backward()
+        return run
+
+    report = ld.compare(run("golden", False), run("mine", True), progress=False)
+    wrong = [d.site.slot for d in report.differences if d.verdict == "diverged"]
+    assert wrong == ["gamma"]

@@ -666,9 +666,9 @@ def test_sparse_gradients_and_ranks_that_have_joined_are_counted_as_not_checked(
     ("bug", "ranks", "says"),
     [
         (None, 2, ""),
-        ("local", 2, "ranks 0, 1 changed the weight each in its own way"),
+        ("local", 2, "ranks 0, 1 changed the weight in 2 ways"),
         ("rate", 4, "rank 1 changed the weight otherwise than the 3 others"),
-        ("frozen", 2, "ranks 0, 1 changed the weight each in its own way"),
+        ("frozen", 2, "ranks 0, 1 changed the weight in 2 ways"),
     ],
 )
 def test_weights_that_ranks_change_otherwise_are_named_with_the_step(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection
 
+from llmdebug_nb.core.opened_run import ScalarRow
 from llmdebug_nb.core.rank_checks import REPLICAS, RankFault
 from llmdebug_nb.core.records import Site
-from llmdebug_nb.core.updates import History, Name, Sample, Step
+from llmdebug_nb.core.updates import UPDATED, Name, Step, sample_of
 from llmdebug_nb.store.run import Run
 
 
@@ -17,39 +18,39 @@ def out_of_step(run: Run, ranks: Collection[int], replicas: Collection[Name]) ->
     What follows from it differs, too. ``replicas``: weights whose gradients ranks share. Those that
     differ from the start are no news here.
     """
-    histories = {rank: History(run.index, rank) for rank in sorted(ranks)}
-    steps = {
-        step for history in histories.values() for name in replicas for step in history.steps(name)
-    }
+    steps: dict[Step, dict[Name, dict[int, ScalarRow]]] = defaultdict(lambda: defaultdict(dict))
+    for rank in sorted(ranks):
+        for row in run.index.scalars(role=UPDATED, rank=rank):
+            if (row.path, row.slot) in replicas:
+                steps[row.generation, row.step][row.path, row.slot][rank] = row
+    now: dict[Name, dict[int, ScalarRow]] = defaultdict(dict)
     began: dict[Name, bool] = {}  # whether ranks began with equal weights
-    for step in sorted(steps):
+    for step, changed in sorted(steps.items()):
         wrong = []
-        for name in sorted(replicas):
-            found = {rank: history.at(name, step) for rank, history in histories.items()}
-            samples = {rank: each[0] for rank, each in found.items() if each}
-            if len(samples) == len(ranks):
-                equal = len(set(map(str, samples.values()))) == 1  # as text, NaN is equal to itself
+        for name, rows in sorted(changed.items()):
+            now[name] |= rows
+            if len(now[name]) == len(ranks):
+                equal = len({(row.type, row.value) for row in now[name].values()}) == 1
                 if began.setdefault(name, equal) and not equal:
-                    wrong.append((name, samples))
+                    wrong.append(name)
         if wrong:
-            return [_fault(step, wrong[0], len(wrong) - 1)]
+            return [_fault(step, wrong[0], now[wrong[0]], len(wrong) - 1)]
     return []
 
 
-def _fault(step: Step, wrong: tuple[Name, dict[int, Sample]], more: int) -> RankFault:
-    (path, slot), samples = wrong
-    most, count = Counter(map(str, samples.values())).most_common(1)[0]
-    rest = tuple(rank for rank, each in sorted(samples.items()) if str(each) != most)
+def _fault(step: Step, name: Name, rows: dict[int, ScalarRow], more: int) -> RankFault:
+    kinds = Counter((row.type, row.value) for row in rows.values())
+    most, count = kinds.most_common(1)[0]
+    rest = tuple(rank for rank, row in sorted(rows.items()) if (row.type, row.value) != most)
     alone = len(rest) < count
-    ranks = rest if alone else tuple(sorted(samples))
-    named = ", ".join(map(str, ranks))
-    usual = next(each for each in samples.values() if str(each) == most)
-    off = max(usual.distance(samples[rank]) for rank in rest) / (usual.size or 1.0)
-    who = f"rank{'s' * (len(ranks) > 1)} {named}"
-    than = f"otherwise than the {count} others" if alone else "each in its own way"
-    says = f"before this step, {who} changed the weight {than} (by {off:.2g})"
+    ranks = rest if alone else tuple(sorted(rows))
+    usual, others = sample_of(*most), [sample_of(rows[r].type, rows[r].value) for r in rest]
+    off = max((usual.off(s) for s in others if usual and s and usual.is_of(s)), default=0.0)
+    who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    how = f"otherwise than the {count} others" if alone else f"in {len(kinds)} ways"
+    size = (usual.size if usual else 0.0) or 1.0
+    says = f"before this step, {who} changed the weight {how} (by {off / size:.2g})"
     says += f"; so with {more} more weights" if more else ""
     says += ": a gradient was not reduced, or the optimizers differ"
-    return RankFault(
-        REPLICAS, Site(path, step[1], 0, "forward", "weight", slot, ranks[0], step[0]), ranks, says
-    )
+    site = Site(name[0], step[1], 0, "forward", "weight", name[1], ranks[0], step[0])
+    return RankFault(REPLICAS, site, ranks, says)

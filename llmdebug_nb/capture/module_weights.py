@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.compat import torch_distributed
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class ModuleWeights:
-    """Records the weights of modules. ``recorded``: those of all modules were, once."""
+    """Records the weights of modules. ``recorded``: ids of the roots of which all were, once."""
 
     def __init__(
         self, observer: Observer, recorder: Recorder, options: DumpOptions, gradients: Gradients
     ) -> None:
-        self.recorded = False
+        self.recorded: set[int] = set()
         self._observer, self._recorder = observer, recorder
         self._options, self._gradients = options, gradients
         self._samples: WeightSamples | None = None
@@ -60,10 +61,14 @@ class ModuleWeights:
         self._change = self._change or torch.is_grad_enabled()
         return self._change
 
-    def follow(self, path: str, op: str, weights: Mapping[str, torch.Tensor]) -> None:
-        """Let `record_updates` tell whether weights have changed since the last root call."""
+    def follow(self, path: str, op: str, module: nn.Module) -> None:
+        """Let `record_updates` tell whether parameters have changed since the last root call.
+
+        Buffers are changed by a module's own code. What is kept elsewhere would have to be loaded.
+        """
         if self._samples is not None:
-            self._samples.add(path, op, self._observer.thread.root_call, weights)
+            own = {name: each for name, each in module._parameters.items() if each is not None}
+            self._samples.add(path, op, self._observer.thread.root_call, own)
 
     def record_updates(self) -> None:
         """Record samples of the weights that have changed. Before they may, they are only read."""

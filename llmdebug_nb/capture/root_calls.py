@@ -91,16 +91,18 @@ class RootCalls:
         if self._parts.options.operators:
             self._parts.recorder.add_weights(root.module.parameters())
         weights = observer.weights
-        if weights.recorded and not weights.change:
+        first = id(root) not in weights.recorded
+        if not first and not weights.change:
             return
         for hooked in root.modules:
             if hooked.selected:
-                path, op, own = hooked.path, hooked.op, weights_of(hooked.module)
-                if not weights.recorded:
-                    weights.record(path, op, attributes_of(hooked.module), own)
+                path, op, module = hooked.path, hooked.op, hooked.module
+                own = weights_of(module) if first or weights.watched else {}
+                if first:
+                    weights.record(path, op, attributes_of(module), own)
                 weights.watch(path, op, own)
-                weights.follow(path, op, own)
-        weights.recorded = True
+                weights.follow(path, op, module)
+        weights.recorded.add(id(root))
         weights.record_updates()
 
     # -- the end of the last step -----------------------------------------------------------------

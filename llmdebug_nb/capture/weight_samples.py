@@ -80,6 +80,7 @@ def _is_plain(weight: torch.Tensor) -> bool:
     """Tell whether values of a weight can be taken by their places."""
     return (
         type(weight) in _PLAIN
+        and not pytorch.is_wrapped(weight)
         and weight.layout is torch.strided
         and not weight.is_meta
         and weight.is_floating_point()

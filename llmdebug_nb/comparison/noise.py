@@ -37,7 +37,7 @@ from llmdebug_nb.comparison.weight_noise import Moved, WeightNoise, stays
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import SINGLE
 from llmdebug_nb.core.paths import ancestors, any_layer, is_operator, module_of
-from llmdebug_nb.core.records import Record, Site
+from llmdebug_nb.core.records import Record, Site, Summary
 
 
 def floor(eps: float, length: int) -> float:
@@ -102,7 +102,7 @@ class _RunningCall:
     earlier calls. ``has_outputs``: it gave a tensor that rounds. ``seen``: paths recorded inside
     it. ``eps``, ``length``: the coarsest epsilon and the longest axis of its inputs.
     ``rewritten``: it has an input without a partner, so the other run computes it differently.
-    ``sizes``: the largest L2 norm of its inputs, by the length of each of their axes.
+    ``given``: the largest gradient that it is given, by the length of each axis: L2 norm and sum.
     """
 
     key: tuple[int, int, str]
@@ -114,7 +114,7 @@ class _RunningCall:
     eps: float = 0.0
     length: int = 1
     rewritten: bool = False
-    sizes: dict[int, float] = field(default_factory=dict)
+    given: dict[int, tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -195,10 +195,8 @@ class NoisePropagation:
             call.eps, call.length = max(call.eps, eps), max(call.length, *shape, 1)
             call.rewritten = True
 
-    def record(
-        self, site: Site, level: Level, eps: float, shape: tuple[int, ...], size: float = 0.0
-    ) -> None:
-        """Take in the noise of the tensor that was explained last. ``size``: its L2 norm."""
+    def record(self, site: Site, level: Level, eps: float, summary: Summary) -> None:
+        """Take in the noise of the tensor that was explained last."""
         if site.role == "weight":
             self._weights[site.rank, site.path].add(level)
             return
@@ -208,10 +206,10 @@ class NoisePropagation:
             self._sees_inputs = self._sees_inputs or is_operator(site.path)
             if eps:
                 call.eps = max(call.eps, eps)
-                call.length = max(call.length, *shape, 1)
+                call.length = max(call.length, *summary.shape, 1)
                 if site.phase == "backward":
-                    for length in shape:
-                        call.sizes[length] = max(size, call.sizes.get(length, 0.0))
+                    for length in summary.shape:
+                        call.given[length] = max(_sums(summary), call.given.get(length, (0.0, 0.0)))
         elif eps:
             call.has_outputs = True
         call.inside.add(level)
@@ -223,17 +221,23 @@ class NoisePropagation:
                 around.inside.add(level)
                 around.seen.add(site.path)
 
-    def cancelled(self, site: Site, shape: tuple[int, ...], size: float) -> float:
-        """Return how many times smaller than its terms the gradient of a vector is.
+    def cancelled(self, site: Site, summary: Summary, eps: float) -> float:
+        """Return how many times smaller than its terms the gradient of a bias is.
 
-        It is a sum over all axes but one of the gradient that a call is given. Where the terms
-        cancel, as for the bias of keys, which softmax does not see, their rounding does not. If
-        none cancel by more than chance has it, the sum is as large as all terms in L2 norm.
+        It is the sum over all axes but one of the gradient that a call is given, which shows in the
+        sum of all elements. Where the terms cancel, as for the bias of keys, which softmax does not
+        see, their rounding does not. If none cancel by more than chance has it, the gradient is as
+        large as all terms in L2 norm.
         """
         call = self._calls[site.rank, site.generation].get(site.path)
-        if site.role != "grad" or len(shape) != 1 or call is None or not size:
+        if site.role != "grad" or len(summary.shape) != 1 or call is None:
             return 1.0
-        return max(1.0, call.sizes.get(shape[0], 0.0) / size)
+        (size, total), (n,) = _sums(summary), summary.shape
+        terms, sum_of_terms = call.given.get(n, (0.0, 0.0))
+        # each element may be off by what an operator may be, times the norm of its own terms
+        rounding = constants.OPERATOR_EPSILONS * eps / 2 * math.sqrt(n) * terms
+        is_sum = abs(total - sum_of_terms) <= rounding
+        return max(1.0, terms / size) if size and is_sum else 1.0
 
     def may_choose(self, site: Site) -> bool:
         """Tell whether rounding may decide what a call gives: it takes numbers that round.
@@ -262,6 +266,11 @@ class NoisePropagation:
     def _enclosing(self, site: Site) -> _RunningCall | None:
         calls = self._calls[site.rank, site.generation]
         return next((calls[path] for path in ancestors(site.path) if path in calls), None)
+
+
+def _sums(summary: Summary) -> tuple[float, float]:
+    """Return the L2 norm of a tensor, and the sum of its elements."""
+    return summary.l2norm or 0.0, (summary.mean or 0.0) * summary.numel
 
 
 def _sum(*levels: Level) -> Level:

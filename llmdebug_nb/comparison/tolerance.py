@@ -224,18 +224,13 @@ def _siblings(
             siblings.add(record, m.error, explained, m.carriers)
             error = m.error if m.error < math.inf else 0.0
             level = Level(error=error, scale=scale_of(m.metrics))
-        noise.record(site, level, eps, shape)
+        noise.record(site, level, eps, record.summary)
     return siblings
 
 
 def _steps(m: Measured) -> float:
     """Return the error that rounding to the steps of a quantised tensor explains, relative L2."""
     return float((m.metrics or {}).get("grain_share") or 0.0)
-
-
-def _size(pair: Pair) -> float:
-    """Return the L2 norm of the larger one of two tensors."""
-    return max(r.summary.l2norm or 0.0 for r in (pair.golden, pair.mine) if r is not None)
 
 
 def _replaced(pair: Pair) -> bool:
@@ -277,7 +272,7 @@ class _Judge:
         if row.follows and m.pair.content is not None:
             self._follows.add(m.pair.content)
         if m.is_at_its_place:
-            self._noise.record(site, level, eps, shape, record.summary.l2norm or 0.0)
+            self._noise.record(site, level, eps, record.summary)
             if m.pair.golden is not None and site.role == "output":
                 self._outputs[m.pair.golden.id] = level
         if row.metrics.get(TURNED) and row.verdict == "within_noise" and not row.follows:
@@ -353,8 +348,10 @@ class _Judge:
             by_chance, smallness = 1.0, 1.0
         else:
             by_chance = self._siblings.chance(record, m.carriers)
-            small = self._noise.cancelled(record.site, record.summary.shape, _size(pair))
-            smallness = max(small, self._siblings.smallness(record, m.carriers))
+            smallness = max(
+                self._noise.cancelled(record.site, record.summary, eps),
+                self._siblings.smallness(record, m.carriers),
+            )
         amplification *= by_chance
         golden, mine = self._epsilons.both(m)
         cast = 0.0 if golden == mine else constants.CAST_SHARE * eps

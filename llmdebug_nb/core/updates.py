@@ -45,16 +45,20 @@ class Sample(NamedTuple):
         shapes = [each.kind.partition(" ")[2] for each in (self, other)]
         return shapes[0] == shapes[1] and len(self.values) == len(other.values)
 
-    def distance(self, other: Sample) -> float:
-        """Return the L2 norm of the difference; 0 if rounding to the coarser dtype explains it."""
+    def off(self, other: Sample) -> float:
+        """Return the L2 norm of the difference."""
         pairs = [(a, b) for a, b in zip(self.values, other.values, strict=True) if not _same(a, b)]
         if not all(math.isfinite(a - b) for a, b in pairs):
             return math.inf
-        off = math.hypot(*(a - b for a, b in pairs))
+        return math.hypot(*(a - b for a, b in pairs))
+
+    def distance(self, other: Sample) -> float:
+        """Return the same; 0 if rounding to the coarser dtype explains it."""
+        off = self.off(other)
         eps = max(epsilon(each.kind.partition(" ")[0]) for each in (self, other))
         return off if off > eps * max(self.size, other.size) else 0.0
 
-    def moved(self, first: Sample) -> float:
+    def share(self, first: Sample) -> float:
         """Return the share of values that are no longer what they were at first."""
         if not self.is_of(first):
             return 1.0
@@ -100,7 +104,7 @@ class History:
             if noted.times:
                 steps.add(noted.step)
         for several in self._noted.values():
-            several.sort(key=operator.attrgetter("step"))
+            several.sort(key=operator.itemgetter(0, 1))
         self._changes = sorted(steps)
 
     @property
@@ -108,24 +112,28 @@ class History:
         """The weights that were followed."""
         return [*self._noted]
 
-    def steps(self, name: Name) -> list[Step]:
-        """Return the steps before which samples of a weight were taken."""
-        return [noted.step for noted in self._noted.get(name, ())]
-
     def at(self, name: Name, step: Step) -> list[Sample]:
-        """Return what a weight was in a step, on each rank; nothing if that is not known."""
-        several = self._until(name, step)
-        last = [noted for noted in several if noted.step == several[-1].step]
-        return [s for noted in last if (s := sample_of(noted.kind, noted.digits)) is not None]
+        """Return what a weight was in a step, on each rank; nothing if that is not known.
 
-    def first(self, name: Name) -> Sample | None:
-        """Return the first sample of a weight."""
-        noted = self._noted.get(name)
-        return sample_of(noted[0].kind, noted[0].digits) if noted else None
+        Of a step with several root calls, before the last one.
+        """
+        noted = self._noted.get(name, [])
+        end = bisect.bisect_right(noted, step, key=operator.attrgetter("step"))
+        last = noted[end - 1][:2] if end else None
+        start = next((at for at in range(end, 0, -1) if noted[at - 1][:2] != last), 0)
+        found = (sample_of(each.kind, each.digits) for each in noted[start:end])
+        return [sample for sample in found if sample is not None]
+
+    def began(self, name: Name) -> Sample | None:
+        """Return the sample of a weight that nothing had changed yet, if there is one."""
+        first = self._noted.get(name, [])[:1]
+        return sample_of(first[0].kind, first[0].digits) if first and not first[0].times else None
 
     def changed(self, name: Name, step: Step) -> bool:
         """Tell whether a weight had changed by a step since it was first seen."""
-        return any(noted.times for noted in self._until(name, step)[-1:])
+        noted = self._noted.get(name, [])
+        end = bisect.bisect_right(noted, step, key=operator.attrgetter("step"))
+        return end > 0 and noted[end - 1].times > 0
 
     def moved(self, name: Name, step: Step) -> float:
         """Return how far a weight moved behind a step, of its size; 0 if that is not known.
@@ -144,7 +152,3 @@ class History:
         """Return the last step, up to this one, before which a weight changed."""
         at = bisect.bisect_right(self._changes, step)
         return self._changes[at - 1] if at else None
-
-    def _until(self, name: Name, step: Step) -> list[_Noted]:
-        several = self._noted.get(name, [])
-        return several[: bisect.bisect_right(several, step, key=operator.attrgetter("step"))]

@@ -161,7 +161,7 @@ class Judge:
         """Blame a weight that makes what a region takes, and lies otherwise than in most layers."""
         taken = [d.pair.golden for d in region.entries if d.pair.golden is not None]
         inner = [c for call in region.golden for c in call.inner]  # code around them may take any
-        taken += [r for c in inner for r in c.outputs if r.id < _first(region.row)]
+        taken += [r for c in inner for r in c.outputs if r.id < region.row.pair.either.id]
         row = weight_order.unlike_other_layers(self._flows[0], taken)
         if row is None:
             return None
@@ -211,7 +211,7 @@ class Judge:
             return self._placed(Blamed(call, kind, words, row), holder)
         places = self._places(region)
         calls = [c for side in (*region.golden, *region.mine) for c in (side.inner or [side])]
-        unseen = any(not c.outputs and c.start < _first(row) for c in calls)
+        unseen = any(not c.outputs and c.start < row.pair.either.id for c in calls)
         if unseen and row.site.role == "input":
             words = f"first seen at input {row.site.slot} of {call.path}; its producer was not "
             words += "recorded: record inputs and outputs"
@@ -332,9 +332,13 @@ class Judge:
         """
         row = call.bad_output or next(call.rows())
         cause, evidence = self.weights.blamed(call, row)
-        if evidence:
-            owner = self._owner(call)
-            return Blamed(owner, cause, evidence, owner.bad_output or row)
+        setting = self._by_arguments(call, row) if cause != causes.WEIGHT else None
+        if setting is not None or not evidence:
+            return setting
+        owner = self._owner(call)
+        return Blamed(owner, cause, evidence, owner.bad_output or row)
+
+    def _by_arguments(self, call: ComparedCall, row: Difference) -> Blamed | None:
         golden, mine = call.ops
         if call.is_operator and golden and mine and not same_operator(golden, mine):
             owner = self._owner(call)
@@ -443,8 +447,3 @@ def _around(record: Record | None) -> str:
 def _module(row: Difference, side: int) -> str:
     record = (row.pair.golden, row.pair.mine)[side]
     return record.site.path if record is not None else ""
-
-
-def _first(row: Difference) -> int:
-    """Return the id of golden's record of a row, or of mine's."""
-    return row.pair.either.id

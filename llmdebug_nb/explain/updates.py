@@ -22,8 +22,6 @@ from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import ComparedCall
 from llmdebug_nb.explain.runs import Runs
 
-_NOTHING = causes.UPDATED, ""
-
 
 class _Then(NamedTuple):
     """The weights of one run in a step."""
@@ -38,20 +36,35 @@ class _Then(NamedTuple):
 class _Weight(NamedTuple):
     """A weight of both runs in a step. ``golden``, ``mine``: its samples, of ranks that differ.
 
-    ``first``: the first ones of golden and mine. ``changed``: since then, in either run.
+    ``began``: what it was in golden and in mine. ``changed``: since then, in either run.
     """
 
     name: str
     golden: list[Sample]
     mine: list[Sample]
-    first: tuple[Sample | None, Sample | None]
+    began: tuple[Sample | None, Sample | None]
     changed: bool
 
     @property
+    def is_alike(self) -> bool:
+        """Whether both runs began with the same values, as far as that is known."""
+        golden, mine = self.began
+        known = golden is not None and mine is not None
+        return not known or (golden.is_of(mine) and not golden.distance(mine))  # type: ignore[union-attr,arg-type]
+
+    @property
     def distance(self) -> float | None:
-        """How far mine is from golden; None if the samples can't be compared."""
-        pairs = [(a, b) for a in self.golden for b in self.mine if a.is_of(b)]
-        return max((a.distance(b) for a, b in pairs), default=None)
+        """How far mine is from golden; None if the samples can't be compared.
+
+        Of ranks that differ, each one is as far as from the nearest rank of the other run.
+        """
+        sides = (self.golden, self.mine), (self.mine, self.golden)
+        nearest = [
+            min((a.distance(b) for b in other if a.is_of(b)), default=None)
+            for side, other in sides
+            for a in side
+        ]
+        return max((each for each in nearest if each is not None), default=None)
 
     @property
     def size(self) -> float:
@@ -59,25 +72,20 @@ class _Weight(NamedTuple):
 
     @property
     def moved(self) -> float:
-        """How far golden is from what it was at first."""
-        first = self.first[0]
-        if first is None:
+        """How far golden is from where it began."""
+        began = self.began[0]
+        if began is None:
             return 0.0
-        return max((s.distance(first) for s in self.golden if s.is_of(first)), default=0.0)
+        return max((s.distance(began) for s in self.golden if s.is_of(began)), default=0.0)
 
     @property
     def tells(self) -> bool:
         """Whether the samples tell of a change: few values may miss one of single rows."""
         if self.distance is None:
             return False
-        sides = zip((self.golden, self.mine), self.first, strict=True)
-        shares = [s.moved(first) for side, first in sides for s in side if first is not None]
+        sides = zip((self.golden, self.mine), self.began, strict=True)
+        shares = [s.share(began) for side, began in sides for s in side if began is not None]
         return max(shares, default=1.0) >= constants.MAJORITY
-
-    @property
-    def is_unknown(self) -> bool:
-        """Whether it changed, and nothing tells how."""
-        return self.changed and not self.tells
 
 
 class Updates:
@@ -97,22 +105,21 @@ class Updates:
         """
         sides = self._sides(call)
         if sides is None or row.error is None:
-            return _NOTHING
-        own = list(self._weights(call, sides, inside=False))
-        share, words = _error(own), ""
-        if share and row.error <= constants.MOST_AMPLIFICATION * share:
+            return causes.UPDATED, ""
+        own, words = self._weights(call, sides), ""
+        if _explains(own, row.error):
             words = _differs(max(own, key=_own_error))
-        elif any(each.is_unknown for each in own):
+        elif not all(each.tells for each in own):
             other = self._changed_apart(sides)
             words = "" if other is None else f"samples of them can't tell, but {_differs(other)}"
         if not words:
-            return _NOTHING
+            return causes.UPDATED, ""
         _, after = max(side.latest() for side in sides)
         words = f"its weights were changed before step {after}, not as in golden: {words}"
         gradient = self._gradient(sides[0])
-        return (causes.INHERITED, f"{words}; so does {gradient}") if gradient else (
-            causes.UPDATED, words,
-        )  # fmt: skip
+        if gradient:
+            return causes.INHERITED, f"{words}; so does {gradient}"
+        return causes.UPDATED, words
 
     def unknown(self, call: ComparedCall, row: Difference) -> str:
         """Return a clause on changed weights that may explain a row of a call, "" for none.
@@ -120,16 +127,14 @@ class Updates:
         Samples can't tell, or they are weights of other modules inside, which its code may use.
         """
         sides = self._sides(call)
-        if sides is None or row.error is None:
+        if sides is None or not row.error:
             return ""
-        own = list(self._weights(call, sides, inside=False))
-        if any(each.is_unknown for each in own):
+        own = self._weights(call, sides)
+        if not all(each.tells for each in own):
             return "its weights were changed before, and samples can't tell whether they agree"
-        if row.error <= constants.MOST_AMPLIFICATION * _error(own) * _coherence(own):
+        if _explains(own, row.error, _coherence(own)):
             return f"its weights were changed before: {_differs(max(own, key=_own_error))}"
-        inside = list(self._weights(call, sides, inside=True))
-        share = _error(inside)
-        if share and row.error <= constants.MOST_AMPLIFICATION * share:
+        if _explains(self._weights(call, sides, inside=True), row.error):
             return "weights inside of it were changed before, not as in golden"
         return ""
 
@@ -152,21 +157,23 @@ class Updates:
         return {module_of(r.site.path) for r in found if r is not None and r.site.role != "weight"}
 
     def _weights(
-        self, call: ComparedCall, sides: tuple[_Then, _Then], inside: bool
-    ) -> Iterator[_Weight]:
-        """Yield the weights that the code of a call's module uses.
+        self, call: ComparedCall, sides: tuple[_Then, _Then], inside: bool = False
+    ) -> list[_Weight]:
+        """Return the changed weights that the code of a call's module uses.
 
         Those of modules inside that are never called are its own, as of a ParameterList.
-        ``inside``: those of the others, too.
+        ``inside``: those of the others, too. What differed from the start is left out.
         """
         assert call.golden is not None
         assert call.mine is not None
         paths = module_of(call.golden.path), module_of(call.mine.path)
+        found = []
         for golden, mine in self._names(paths, sides):
             around = (golden[0], *ancestors(golden[0]))
             user = next((path for path in around if path in self._called), paths[0])
             if inside or user == paths[0]:
-                yield _weight(golden, mine, sides)
+                found.append(_weight(golden, mine, sides))
+        return [each for each in found if each.changed and each.is_alike]
 
     def _names(
         self, paths: tuple[str, str], sides: tuple[_Then, _Then]
@@ -189,7 +196,7 @@ class Updates:
         if key not in self._apart:
             names = golden.history.names
             every = [_weight(name, name, sides) for name in names]
-            told = [each for each in every if each.changed and each.tells]
+            told = [each for each in every if each.changed and each.is_alike and each.tells]
             shares = [(each.distance or 0.0) / each.moved for each in told if each.moved]
             apart = shares and statistics.median(shares) >= constants.PASSED_ON_SHARE
             self._apart[key] = max(told, key=_own_error) if apart else None
@@ -212,9 +219,16 @@ def _weight(golden: Name, mine: Name, sides: tuple[_Then, _Then]) -> _Weight:
         _dotted(golden),
         theirs.history.at(golden, theirs.step),
         ours.history.at(mine, ours.step),
-        (theirs.history.first(golden), ours.history.first(mine)),
+        (theirs.history.began(golden), ours.history.began(mine)),
         theirs.history.changed(golden, theirs.step) or ours.history.changed(mine, ours.step),
     )
+
+
+def _explains(weights: Sequence[_Weight], error: float, times: float = 1.0) -> bool:
+    """Tell whether weights explain an error. ``times``: how many times theirs, beside what a call
+    may amplify."""
+    own = _error(weights)
+    return own > 0.0 and error <= constants.MOST_AMPLIFICATION * own * times
 
 
 def _error(weights: Sequence[_Weight]) -> float:

@@ -266,12 +266,14 @@ class Writer:
         """
         db = self._db
         with self._lock:
+            masked = self._masked
             try:
                 db.execute("BEGIN")
                 yield db
                 db.execute("COMMIT")
             except BaseException as error:
                 if db.in_transaction:
+                    self._masked = masked  # of secrets in what is undone
                     if batch is not None:
                         batch.written = False
                     with contextlib.suppress(sqlite3.Error):

@@ -97,13 +97,23 @@ class Grafting:
 class _Put(torch.autograd.Function):
     """Golden's value in place of mine's: a backward pass goes on to what made mine's."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: object, mine: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
+    def forward(mine: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return golden.clone()
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: tuple[object, ...], output: object) -> None:  # type: ignore[override]
+        pass
 
     @staticmethod
     def backward(ctx: object, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         return gradient, None
+
+    @staticmethod
+    def jvp(ctx: object, mine: torch.Tensor, golden: object) -> torch.Tensor:  # type: ignore[override]
+        return mine.clone()
 
 
 def _put(mine: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
