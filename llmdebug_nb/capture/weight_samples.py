@@ -26,7 +26,7 @@ class _Known:
     """A weight as it was last. ``times``: how often it had changed. ``told``: it is recorded."""
 
     values: bytes
-    mark: object
+    version: int | None
     times: int = 0
     told: bool = False
 
@@ -64,10 +64,10 @@ class WeightSamples:
 
     def _note(self, part: _Part, values: bytes, tell: bool) -> None:
         call, name, weight = part
-        mark = pytorch.version_of(weight), weight.data_ptr()
-        known = self._known.setdefault((call.path, name), _Known(values, mark))
-        if known.values != values or known.mark != mark:
-            known.values, known.mark, known.told = values, mark, False
+        version = pytorch.version_of(weight)
+        known = self._known.setdefault((call.path, name), _Known(values, version))
+        if (known.values, known.version) != (values, version):
+            known.values, known.version, known.told = values, version, False
             known.times += 1
             call.number = known.times
         if tell and (self._always or not known.told):
