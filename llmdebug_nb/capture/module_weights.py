@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -61,19 +61,20 @@ class ModuleWeights:
         self._change = self._change or torch.is_grad_enabled()
         return self._change
 
-    def follow(self, path: str, op: str, module: nn.Module) -> None:
-        """Let `record_updates` tell whether parameters have changed since the last root call.
+    def record_updates(self, modules: Iterable[tuple[str, str, nn.Module]]) -> None:
+        """Record samples of the parameters that have changed. Before they may, they are only read.
 
         Buffers are changed by a module's own code. What is kept elsewhere would have to be loaded.
+        ``modules``: with their paths and classes.
         """
         if self._samples is not None:
-            own = {name: each for name, each in module._parameters.items() if each is not None}
-            self._samples.add(path, op, self._observer.thread.root_call, own)
-
-    def record_updates(self) -> None:
-        """Record samples of the weights that have changed. Before they may, they are only read."""
-        if self._samples is not None:
-            self._samples.read(tell=self.change)
+            own = (
+                (path, op, name, weight)
+                for path, op, module in modules
+                for name, weight in module._parameters.items()
+                if weight is not None
+            )
+            self._samples.read(own, self._observer.thread.root_call, tell=self.change)
 
     @property
     def watched(self) -> bool:

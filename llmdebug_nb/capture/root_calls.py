@@ -94,16 +94,14 @@ class RootCalls:
         first = id(root) not in weights.recorded
         if not first and not weights.change:
             return
-        for hooked in root.modules:
-            if hooked.selected:
-                path, op, module = hooked.path, hooked.op, hooked.module
-                own = weights_of(module) if first or weights.watched else {}
-                if first:
-                    weights.record(path, op, attributes_of(module), own)
-                weights.watch(path, op, own)
-                weights.follow(path, op, module)
+        chosen = [(each.path, each.op, each.module) for each in root.modules if each.selected]
+        for path, op, module in chosen:
+            own = weights_of(module) if first or weights.watched else {}
+            if first:
+                weights.record(path, op, attributes_of(module), own)
+            weights.watch(path, op, own)
         weights.recorded.add(id(root))
-        weights.record_updates()
+        weights.record_updates(chosen)
 
     # -- the end of the last step -----------------------------------------------------------------
 

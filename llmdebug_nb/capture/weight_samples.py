@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,8 @@ from llmdebug_nb.core.kernels.raw import captures_graph, dtype_name
 from llmdebug_nb.core.updates import SAMPLES, UPDATED
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_Part = tuple[OpenCall, str, torch.Tensor]
+# path and class of a module, name of its weight, and that
+Followed = tuple[str, str, str, torch.Tensor]
 
 
 @dataclass
@@ -41,38 +42,31 @@ class WeightSamples:
     def __init__(self, recorder: Recorder, always: bool) -> None:
         """``always``: record them before each root call, as earlier ones may be dropped."""
         self._recorder, self._always = recorder, always
-        self._waiting: list[_Part] = []
         self._known: dict[tuple[str, str], _Known] = {}  # by path and name
 
-    def add(self, path: str, op: str, root_call: int, weights: Mapping[str, torch.Tensor]) -> None:
-        """Let weights be read by the next `read`. Not followed: sparse or divided ones."""
-        for name, weight in weights.items():
-            if _is_plain(weight):
-                known = self._known.get((path, name))
-                times = 0 if known is None else known.times
-                call = OpenCall(path, op, "module", path, times, root_call)
-                self._waiting.append((call, name, weight))
+    def read(self, weights: Iterable[Followed], root_call: int, tell: bool) -> None:
+        """Read weights; ``tell``: record those that are new or have changed.
 
-    def read(self, tell: bool) -> None:
-        """Read the weights. ``tell``: record those that are new or have changed."""
-        waiting, self._waiting = self._waiting, []
+        Not followed are those whose values can't be taken by their places, and those of a rank.
+        """
         if captures_graph():  # they have values when it is replayed
             return
-        values = sampled([weight for _, _, weight in waiting])
-        for part, own in zip(waiting, values, strict=True):
-            self._note(part, own, tell)
+        followed = [each for each in weights if _is_plain(each[-1])]
+        values = sampled([weight for *_, weight in followed])
+        for each, own in zip(followed, values, strict=True):
+            self._note(each, own, root_call, tell)
 
-    def _note(self, part: _Part, values: bytes, tell: bool) -> None:
-        call, name, weight = part
+    def _note(self, followed: Followed, values: bytes, root_call: int, tell: bool) -> None:
+        path, op, name, weight = followed
         version = pytorch.version_of(weight)
-        known = self._known.setdefault((call.path, name), _Known(values, version))
+        known = self._known.setdefault((path, name), _Known(values, version))
         if (known.values, known.version) != (values, version):
             known.values, known.version, known.told = values, version, False
             known.times += 1
-            call.number = known.times
         if tell and (self._always or not known.told):
             known.told = True
             kind = f"{dtype_name(weight)} {geometry.shape_text(weight)}"
+            call = OpenCall(path, op, "module", path, known.times, root_call)
             self._recorder.add_scalars(call, UPDATED, [(name, kind, values.hex())])
 
 

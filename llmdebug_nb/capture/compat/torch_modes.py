@@ -81,8 +81,8 @@ def watched() -> bool:
     return bool(_functions() or _dispatched() or _transform() is not None)
 
 
-# what to ask, and the answers where this thread runs outside of autograd's engine, nothing is
-# traced, and no transform wraps tensors; all in C, where no handler of a signal can run
+# what to ask, and the answers where this thread runs outside of autograd's engine, TorchScript
+# traces nothing, and no transform wraps tensors; all in C, where no handler of a signal can run
 UNWATCHED: tuple[tuple[Callable[[], object], object], ...] = (
     (torch._C._current_graph_task_id, -1),
     (torch._C._get_tracing_state, None),
