@@ -554,3 +554,18 @@ def test_each_model_of_a_recording_has_its_fingerprints(tmp_path):
         "float32 [2, 4]",
         "float32 [2]",
     }
+
+
+def test_a_first_update_with_a_rate_of_zero_excuses_nothing(tmp_path):
+    def act(factor):
+        def plant(model, optimizer, step):
+            optimizer.param_groups[0]["lr"] = 0.0 if step < 2 else 0.01
+            layer = model.layers[1][1]
+            if step == 0 and factor != 1:
+                layer.forward = lambda x: factor * nn.functional.linear(x, layer.weight, layer.bias)
+
+        return plant
+
+    golden = steps(net(), "golden", tmp_path, "AdamW", act(1))
+    first = against(golden, steps(net(), "mine", tmp_path, "AdamW", act(1.02))).findings[0]
+    assert (first.path, first.step, first.cause) == ("layers.1.1", 1, "introduced")

@@ -79,13 +79,16 @@ class _Weight(NamedTuple):
         return max((s.distance(began) for s in self.golden if s.is_of(began)), default=0.0)
 
     @property
-    def tells(self) -> bool:
-        """Whether the samples tell of a change: few values may miss one of single rows."""
-        if self.distance is None:
-            return False
+    def share(self) -> float:
+        """The share of values that moved, in the run in which more did; all if that is unknown."""
         sides = zip((self.golden, self.mine), self.began, strict=True)
         shares = [s.share(began) for side, began in sides for s in side if began is not None]
-        return max(shares, default=1.0) >= constants.MAJORITY
+        return max(shares, default=1.0)
+
+    @property
+    def tells(self) -> bool:
+        """Whether the samples tell of a change: few values may miss one of single rows."""
+        return self.distance is not None and self.share >= constants.MAJORITY
 
 
 class Updates:
@@ -94,7 +97,7 @@ class Updates:
     def __init__(self, differences: Sequence[Difference], runs: Runs) -> None:
         self._differences, self._runs = differences, runs
         self._histories: dict[tuple[int, int], History] = {}  # by side and rank
-        self._apart: dict[tuple[int, Step, Step], _Weight | None] = {}
+        self._every: dict[tuple[int, Step, Step], list[_Weight]] = {}  # by golden's history, steps
 
     def blamed(self, call: ComparedCall, row: Difference) -> tuple[str, str]:
         """Return a cause and a clause, which is "" unless changed weights explain a row of a call.
@@ -162,7 +165,8 @@ class Updates:
         """Return the changed weights that the code of a call's module uses.
 
         Those of modules inside that are never called are its own, as of a ParameterList.
-        ``inside``: those of the others, too. What differed from the start is left out.
+        ``inside``: those of the others, too. What differed from the start is left out, and all are
+        if no value of any moved: the rate was zero, or the dtype is too coarse for it.
         """
         assert call.golden is not None
         assert call.mine is not None
@@ -173,7 +177,8 @@ class Updates:
             user = next((path for path in around if path in self._called), paths[0])
             if inside or user == paths[0]:
                 found.append(_weight(golden, mine, sides))
-        return [each for each in found if each.changed and each.is_alike]
+        changed = [each for each in found if each.changed and each.is_alike]
+        return changed if changed and any(each.share for each in self._all(sides)) else []
 
     def _names(
         self, paths: tuple[str, str], sides: tuple[_Then, _Then]
@@ -191,16 +196,19 @@ class Updates:
 
     def _changed_apart(self, sides: tuple[_Then, _Then]) -> _Weight | None:
         """Return the weight that differs most, if most weights have changed in another way."""
+        told = [e for e in self._all(sides) if e.changed and e.is_alike and e.tells]
+        shares = [(each.distance or 0.0) / each.moved for each in told if each.moved]
+        if not shares or statistics.median(shares) < constants.PASSED_ON_SHARE:
+            return None
+        return max(told, key=_own_error)
+
+    def _all(self, sides: tuple[_Then, _Then]) -> list[_Weight]:
+        """Return all weights that have one name in both runs."""
         golden, mine = sides
         key = id(golden.history), golden.step, mine.step
-        if key not in self._apart:
-            names = golden.history.names
-            every = [_weight(name, name, sides) for name in names]
-            told = [each for each in every if each.changed and each.is_alike and each.tells]
-            shares = [(each.distance or 0.0) / each.moved for each in told if each.moved]
-            apart = shares and statistics.median(shares) >= constants.PASSED_ON_SHARE
-            self._apart[key] = max(told, key=_own_error) if apart else None
-        return self._apart[key]
+        if key not in self._every:
+            self._every[key] = [_weight(name, name, sides) for name in golden.history.names]
+        return self._every[key]
 
     def _gradient(self, golden: _Then) -> str:
         """Return the first gradient of a weight that differs in an earlier step, or ""."""
