@@ -348,6 +348,18 @@ def test_a_stop_of_the_program_while_rows_are_committed_costs_none(
     assert run.info()["lost"] == 0
 
 
+def test_secrets_are_counted_once_though_a_commit_was_stopped(tmp_path, monkeypatch):
+    model, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    model.api_key = "hf_" + "a1B2" * 9
+    with torch.no_grad(), ld.dump(model, name="run", path=tmp_path) as run:
+        stopped_once(monkeypatch, Writer, "_put_meta", before=False)  # in the transaction
+        for _ in range(2):
+            with contextlib.suppress(StopOfTheProgram):
+                model(x)
+    assert run.info()["masked"] == 1
+    assert len(run.root_calls()) == 2
+
+
 def test_a_tensor_that_a_stop_left_half_described_describes_no_other(tmp_path, monkeypatch):
     off(monkeypatch)
     monkeypatch.setattr(recorder.native, "look", lambda: lambda tensor: None)  # all in Python
