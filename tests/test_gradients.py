@@ -298,7 +298,7 @@ def test_the_gradient_of_a_bias_whose_terms_cancel_is_noise_and_others_are_judge
     zero = of_bias["k"].pair.golden
     terms = next(golden.records(path="k", phase="backward", role="input"))
     assert zero.summary.l2norm < 1e-5 * terms.summary.l2norm
-    assert of_bias["k"].verdict == "within_noise"
+    assert of_bias["k"].verdict in ("match", "within_noise")
     assert (report.verdict == "diverged") == (bug is not None)
     assert [d.site.path for d in report.differences if d.verdict == "diverged"] == [bug] * (
         bug is not None
