@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.placement import unshared
 from llmdebug_nb.core.records import Site
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     import torch
 
 TURNED = "turned"  # the figure of a gradient
-_EPSILON = 1e-8  # what Adam adds to a gradient's size: the default of torch.optim.Adam
 
 _Step: TypeAlias = tuple[int, int]  # generation and step
 # by rank, path, name and step: by how much of its size the weight moved behind that step
@@ -34,7 +34,7 @@ def turned(golden: torch.Tensor, mine: torch.Tensor) -> float:
 
     D. P. Kingma, J. Ba: Adam, a method for stochastic optimization. 2015, algorithm 1.
     """
-    steps = [g.double() / (g.double().abs() + _EPSILON) for g in (golden, mine)]
+    steps = [g.double() / (g.double().abs() + constants.ADAM_EPSILON) for g in (golden, mine)]
     size = float(steps[0].norm())  # type: ignore[no-untyped-call]
     off = float((steps[0] - steps[1]).norm())  # type: ignore[no-untyped-call]
     return off / size if size else 0.0

@@ -182,6 +182,9 @@ CHANNEL_GRAINS = 0.5
 # Error from which on an expected difference explains nothing behind it: half of what zeros have.
 # Gate and up swapped, another token's values or a wrong axis make 0.7 to 1.5.
 PERTURBED = 0.5
+# What Adam adds to a gradient's size before it divides by it: the default of torch.optim.Adam, and
+# of its kin. Gradients below it move a weight less; weights of other programs have less noise then.
+ADAM_EPSILON = 1e-8
 # Error that a tensor of zeros has. Outputs that are no nearer to golden's say nothing about it.
 UNRELATED = 1.0
 
