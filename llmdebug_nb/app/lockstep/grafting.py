@@ -10,7 +10,7 @@ from torch import nn
 
 from llmdebug_nb.app.lockstep.events import Puts
 from llmdebug_nb.capture.calls import OpenCall
-from llmdebug_nb.capture.compat import torch_modes
+from llmdebug_nb.capture.compat import pytorch, torch_modes
 from llmdebug_nb.capture.hooks.inspection import find_fused
 from llmdebug_nb.capture.substitution import replaced
 from llmdebug_nb.capture.walk import leaves
@@ -95,9 +95,7 @@ class Grafting:
 
 
 class _Put(torch.autograd.Function):
-    """Golden's value in place of mine's: a backward pass goes on to what made mine's."""
-
-    generate_vmap_rule = True
+    """Golden's value in place of mine's: gradients, of either mode, are those of mine's."""
 
     @staticmethod
     def forward(mine: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
@@ -117,8 +115,11 @@ class _Put(torch.autograd.Function):
 
 
 def _put(mine: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
+    """Return golden's value. Transforms of `torch.func` are not seen here, so they end at it."""
     golden = golden.to(mine.device, mine.dtype)
-    put: torch.Tensor = _Put.apply(mine, golden) if mine.requires_grad else golden  # type: ignore[no-untyped-call]
+    if not mine.requires_grad or pytorch.is_wrapped(mine):
+        return golden
+    put: torch.Tensor = _Put.apply(mine, golden)  # type: ignore[no-untyped-call]
     return put
 
 
