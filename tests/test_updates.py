@@ -12,7 +12,7 @@ from torch import nn
 
 import llmdebug_nb as ld
 from llmdebug_nb.capture.weight_samples import sampled
-from llmdebug_nb.comparison.weight_noise import WeightNoise, turned
+from llmdebug_nb.comparison.weight_noise import WeightNoise, turned, turned_by
 from llmdebug_nb.core.errors import StoreError
 from llmdebug_nb.core.records import Site
 from llmdebug_nb.core.updates import SAMPLES, UPDATED, History, Sample, sample_of
@@ -447,6 +447,47 @@ def test_right_trainings_that_round_otherwise_agree_in_later_steps(seed, tmp_pat
     # the bias of keys has no gradient but rounding, of which Adam makes steps like any other
     later = [d for d in report.differences if d.site.path == "k" and d.site.role == "output"]
     assert max(d.error for d in later if d.site.phase == "forward" and d.site.step) > 1e-5
+
+
+def attention(name, path, way, seed=0, factor=1.0, rate=1e-2, steps=4):
+    """Record statistics of a training of a small Llama. ``factor``: of one norm, from step 2 on."""
+    model = llama(seed).train()
+    model.set_attn_implementation(way)
+    optimizer = torch.optim.AdamW(model.parameters(), rate)
+    batches = torch.randint(3, 90, (steps, 2, 8), generator=torch.Generator().manual_seed(0))
+    with ld.dump(model, name=name, path=path, stats_only=True, tokens="all") as run:
+        for step, ids in enumerate(batches):
+            if step == 2:
+                scaled = lambda module, args, out: out * factor  # noqa: E731
+                model.model.norm.register_forward_hook(scaled, prepend=True)
+            model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return run
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3, 5])  # each was diverged without the noise of weights
+def test_right_trainings_agree_in_their_statistics_too(seed, tmp_path):
+    golden, mine = (attention(way, tmp_path, way, seed) for way in ("sdpa", "eager"))
+    report = against(golden, mine)
+    assert report.verdict == "within_noise", report.findings
+
+
+def test_wrong_code_and_a_wrong_optimizer_show_in_statistics(tmp_path):
+    golden = attention("golden", tmp_path, "sdpa")
+    wrong = against(golden, attention("wrong", tmp_path, "eager", factor=1.01)).findings[0]
+    assert (wrong.path, wrong.step) == ("model.norm", 2)
+    assert wrong.cause != UPDATED_OTHERWISE
+    rate = against(golden, attention("rate", tmp_path, "eager", rate=1.2e-2)).findings[0]
+    assert (rate.step, rate.cause) == (1, UPDATED_OTHERWISE)
+
+
+@pytest.mark.parametrize("error", [1e-4, 1e-3, 1e-2])
+def test_what_an_optimizer_makes_of_an_error_of_gradients_is_about_as_expected(error):
+    torch.manual_seed(0)
+    g = torch.randn(1_000_000, dtype=torch.float64)
+    e = error * torch.randn_like(g)
+    assert turned(g, g + e) == pytest.approx(turned_by(error), rel=0.5)
 
 
 @pytest.mark.parametrize("factor", [1.5, 1.2])  # key biases are noise, which hides less than that

@@ -24,7 +24,7 @@ from llmdebug_nb.comparison.noise import (
     Siblings,
     floor,
 )
-from llmdebug_nb.comparison.weight_noise import TURNED, Moved, stays
+from llmdebug_nb.comparison.weight_noise import TURNED, Moved, stays, turned_by
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import (
     EXPECTED,
@@ -275,8 +275,10 @@ class _Judge:
             self._noise.record(site, level, eps, record.summary)
             if m.pair.golden is not None and site.role == "output":
                 self._outputs[m.pair.golden.id] = level
-        if row.metrics.get(TURNED) and row.verdict == "within_noise" and not row.follows:
-            self._noise.of_weights.add(site, float(row.metrics[TURNED] or 0.0))
+        if site.role == "grad" and row.verdict == "within_noise" and not row.follows:
+            # of statistics, the error is only a lower bound
+            turned = row.metrics.get(TURNED, turned_by(row.limit or 0.0) if row.error else 0.0)
+            self._noise.of_weights.add(site, turned or 0.0)
         if row.metrics.get("top1_flips") and row.verdict == "within_noise":
             self._flips.add((site.rank, site.generation))
         return row
@@ -294,7 +296,7 @@ class _Judge:
         any_noise = expected or inherited
         if inherited:
             limit = min(limit, constants.PERTURBED)
-        error = m.error if any_noise else min(m.error, usual)
+        error = m.error if any_noise else min(m.least_error(eps), usual)
         passed = Level(error=error, scale=scale, expected=any_noise)
         capped = Level(cap=error if m.error <= limit else usual, scale_cap=scale_limit)
         is_noise = m.error <= limit and (any_noise or not explained.level.cap or m.error <= noise)
@@ -347,7 +349,7 @@ class _Judge:
         if level.cap:  # what chance may be is asked where the inputs agree
             by_chance, smallness = 1.0, 1.0
         else:
-            by_chance = self._siblings.chance(record, m.carriers)
+            by_chance = self._siblings.chance(record, m.judged_elements)
             smallness = max(
                 self._noise.cancelled(record.site, record.summary, eps),
                 self._siblings.smallness(record, m.carriers),

@@ -42,6 +42,16 @@ def turned(golden: torch.Tensor, mine: torch.Tensor) -> float:
     return off / size if size and math.isfinite(off) else 0.0
 
 
+def turned_by(error: float) -> float:
+    """Return what `turned` is of gradients of whose values only the relative L2 error is known.
+
+    Two normal variables whose correlation is the cosine of an angle differ in sign with the
+    probability angle / pi (W. F. Sheppard, 1899), and the error is that angle, if it is small. An
+    element that is turned is off by twice its size.
+    """
+    return math.sqrt(4 * min(error, 1.0) / math.pi)
+
+
 class WeightNoise:
     """The noise of weights in each step, from that of the gradients before it."""
 
