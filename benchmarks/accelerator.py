@@ -2,9 +2,10 @@
 
     python benchmarks/accelerator.py [--device cuda] [--size 1B] [--batch 1 8] [--rounds N]
 
-The model generates: a prompt of 128 tokens, and 16 tokens more, in bfloat16. One round runs every
-variant once, in turn, in one process; each figure is the median of the rounds' ratios. The device
-has finished when a clock is read. ``us a call``: what a call of a module takes longer.
+The model generates: a prompt of 128 tokens, and 16 tokens more, in bfloat16. Or it trains: four
+steps with SGD, of 128 tokens. One round runs every variant once, in turn, in one process; each
+figure is the median of the rounds' ratios. The device has finished when a clock is read.
+``us a call``: what a call of a module takes longer.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SIZES = {
         "vocab_size": 128256,
     },
 }
-PROMPT, DECODE = 128, 16
+PROMPT, DECODE, STEPS = 128, 16, 4
 
 
 def build(size: str, device: str) -> LlamaForCausalLM:
@@ -49,12 +50,28 @@ def generate(model: LlamaForCausalLM, batch: int) -> None:
     device = model.device
     ids = torch.arange(batch * PROMPT, device=device).reshape(batch, PROMPT) % 1000 + 3
     model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=DECODE, do_sample=False)
+    wait_for(device)
+
+
+def train(model: LlamaForCausalLM, batch: int) -> None:
+    ids = torch.arange(batch * PROMPT, device=model.device).reshape(batch, PROMPT) % 1000 + 3
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    for _ in range(STEPS):
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    wait_for(model.device)
+
+
+def wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def variants(model: LlamaForCausalLM, batch: int, folder: Path) -> list[Variant]:
     work, base = partial(generate, model, batch), "uninstrumented"
+    training, training_base = partial(train, model, batch), "training, uninstrumented"
+    gradients = "training, statistics with gradients, module"
 
     def recording(**options: object) -> capture.Run:
         return partial(capture.recorded, model, folder, options)
@@ -67,14 +84,18 @@ def variants(model: LlamaForCausalLM, batch: int, folder: Path) -> list[Variant]
         Variant("statistics, module+aten", work, recording(mode="module+aten", **figures), base),
         Variant("statistics, api", work, recording(mode="api", **figures), base),
         Variant("tensors of tokens 0-3, module", work, recording(tokens="0-3"), base),
+        Variant(training_base, training, capture.plain),
+        Variant(gradients, training, recording(**figures), training_base),
     ]
 
 
-def show(rows: list[Row], calls: int) -> None:
-    base = statistics.median(rows[0].seconds)
+def show(rows: list[Row], modules: int) -> None:
     print("|variant|while recording|with start and stop|lowest–highest|ms|us a call|")
     print("|---|---|---|---|---|---|")
     for row in rows:
+        if row.name.endswith("uninstrumented"):
+            base = statistics.median(row.seconds)
+            calls = modules * (STEPS if row.name.startswith("training") else DECODE)
         inside, whole = statistics.median(row.recording), statistics.median(row.whole)
         longer = 1e6 * (inside - 1) * base / calls
         spread = f"{min(row.recording):.2f}–{max(row.recording):.2f}"
@@ -91,7 +112,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     model = build(args.size, args.device)
-    calls = DECODE * sum(1 for _ in model.modules())
+    modules = sum(1 for _ in model.modules())
     on_cuda = args.device.startswith("cuda")
     name = torch.cuda.get_device_name() if on_cuda else "CPU"
     for batch in args.batch:
@@ -101,7 +122,7 @@ def main() -> None:
             )
         facts = name, args.size, f"batch {batch}", f"torch {torch.__version__}"
         print(f"\n{'; '.join(facts)}; {args.rounds} rounds\n")
-        show(rows, calls)
+        show(rows, modules)
         sys.stdout.flush()
 
 

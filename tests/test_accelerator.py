@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import llmdebug_nb as ld
+from llmdebug_nb.capture.weight_samples import sampled
 from llmdebug_nb.core.errors import CaptureError
 from llmdebug_nb.core.kernels.summary import figures
 from models import llama
@@ -174,6 +175,41 @@ def test_recording_changes_no_bit_of_a_training_step(mode):
     assert any(record.site.phase == "backward" for record in run.records())
     for record in run.records():
         assert record.summary.l2norm is not None or record.summary.numel == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_samples_of_weights_there_are_their_values(dtype):
+    weights = [torch.randn(shape).to(dtype) for shape in ((), (7,), (300, 5), (4, 6, 90))]
+    weights += [weights[2].t(), weights[3][:, ::2]]
+    assert sampled([weight.to(DEVICE) for weight in weights]) == sampled(weights)
+
+
+def trained(name, device, rate=0.01, steps=4, **options):
+    """Record a training of a small Llama with AdamW."""
+    model = llama().to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), rate)
+    ids = torch.randint(3, 90, (steps, 2, 8), generator=torch.Generator().manual_seed(0)).to(device)
+    with ld.dump(model, name=name, tokens="all", **options) as run:
+        for batch in ids:
+            model(input_ids=batch, labels=batch, use_cache=False).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return run
+
+
+def test_a_training_there_agrees_with_one_of_the_cpu():
+    trained("golden", "cpu", stats_only=True)
+    trained("mine", DEVICE, stats_only=True)
+    assert ld.compare("golden", "mine").verdict in ("match", "within_noise")
+
+
+@pytest.mark.parametrize("stats_only", [True, False], ids=["statistics", "tensors"])
+def test_an_optimizer_there_is_blamed_as_an_optimizer(stats_only):
+    trained("golden", DEVICE, stats_only=stats_only)
+    trained("mine", DEVICE, 0.02, stats_only=stats_only)
+    report = ld.compare("golden", "mine")
+    assert report.verdict == "diverged"
+    assert report.findings[0].cause == "weight changed otherwise"
 
 
 def test_a_run_there_compares_with_one_of_the_cpu_and_a_bug_is_named():

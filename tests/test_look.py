@@ -22,7 +22,7 @@ from llmdebug_nb.core.kernels.raw import dtype_name, to_bytes
 from llmdebug_nb.core.kernels.summary import figures
 
 needs_tape = pytest.mark.skipif(
-    native.tape(False) is None, reason=str(kernel.why_not() or "it was not built")
+    native.tape() is None, reason=str(kernel.why_not() or "it was not built")
 )
 
 DTYPES = [*kernel.KINDS]
@@ -54,7 +54,7 @@ def tensors(draw):
 @needs_tape
 @given(tensors())
 def test_what_is_seen_is_what_the_way_of_other_tensors_gives(tensor):
-    found = native.Content(*native.look()(tensor).content())
+    found = native.Content(*native.noted().look(tensor).content())
     assert (found.dtype, found.shape) == (dtype_name(tensor), shape_text(tensor))
     assert found.fingerprint == fingerprint(to_bytes(tensor))
     expected = figures(tensor.contiguous())
@@ -65,7 +65,7 @@ def test_what_is_seen_is_what_the_way_of_other_tensors_gives(tensor):
 @needs_tape
 def test_what_was_seen_stays_as_it_was_when_the_program_writes_to_it():
     tensor = torch.ones(4)
-    seen = native.look()(tensor)
+    seen = native.noted().look(tensor)
     tensor.zero_()
     assert native.Content(*seen.content()).max == 1
 
@@ -73,7 +73,10 @@ def test_what_was_seen_stays_as_it_was_when_the_program_writes_to_it():
 @needs_tape
 def test_large_tensors_of_equal_bytes_and_other_dtypes_have_their_own_figures():
     bits = torch.arange(4096, dtype=torch.int32)
-    of = [native.Content(*native.look()(each).content()) for each in (bits, bits.view(torch.int16))]
+    of = [
+        native.Content(*native.noted().look(each).content())
+        for each in (bits, bits.view(torch.int16))
+    ]
     assert [each.max for each in of] == [4095, 4095]
     assert [each.shape for each in of] == ["[4096]", "[8192]"]
     assert [each.zero for each in of] == [1, 4097]
@@ -107,7 +110,7 @@ def _freed() -> torch.Tensor:
     ids=["empty", "subclass", "complex", "negative", "fp8", "large", "endless", "deep", "freed"],
 )
 def test_what_is_not_for_it_is_left_to_the_other_way(tensor):
-    assert native.look()(tensor) is None
+    assert native.noted().look(tensor) is None
 
 
 @needs_tape
@@ -135,7 +138,7 @@ def test_a_recording_is_the_same_with_and_without_it(options, tmp_path, monkeypa
 
     with_it = rows("with")
     monkeypatch.setattr(native, "_make", lambda: None)
-    monkeypatch.setattr(native, "look", lambda: lambda tensor: None)
+    monkeypatch.setattr(native, "_make", lambda: None)
     without = rows("without")
     assert with_it[0].drop(columns="l2norm").equals(without[0].drop(columns="l2norm"))
     assert with_it[0].l2norm.tolist() == pytest.approx(without[0].l2norm.tolist(), rel=1e-12)

@@ -466,7 +466,7 @@ def with_operators(tmp_path):
     for step in range(2):
         call = OpenCall(_LINEAR, "linear", "api", "model.norm", 0, step)
         recorder.record_tensor(call, "output", "0", torch.ones(2))
-        source = recorder.stack_number(list(_STACK))
+        source = recorder.sources.stack_number(list(_STACK))
         recorder.record_operator(
             [step, _LINEAR, 0, "forward", "api", "linear", source, "model.norm", 0, None, None]
         )
@@ -474,7 +474,7 @@ def with_operators(tmp_path):
             [step, _ADD, 0, "forward", "aten", "aten.add", None, _LINEAR, 0, None, None]
         )
         recorder.end_call([RootCall(step, step=step)])
-    other = recorder.stack_number(["engine.py:1 backward"])
+    other = recorder.sources.stack_number(["engine.py:1 backward"])
     recorder.record_operator(
         [1, _LINEAR, 0, "backward", "api", "linear", other, None, None, _LINEAR, 0]
     )
@@ -588,7 +588,7 @@ def test_operators_are_there_while_the_recording_goes_on(tmp_path):
     recorder = Recorder(sink, DumpOptions())
     run = reader.native(sink.folder.parent)
     for number in range(2):
-        source = recorder.stack_number([f"a.py:{number} f"])
+        source = recorder.sources.stack_number([f"a.py:{number} f"])
         recorder.record_operator(
             [0, _LINEAR, number, "forward", "api", "linear", source, None, None, None, None]
         )
@@ -600,7 +600,7 @@ def test_operators_are_there_while_the_recording_goes_on(tmp_path):
 def test_stacks_that_could_not_be_written_are_written_with_the_next_rows(tmp_path, monkeypatch):
     sink = Writer(create_run(tmp_path, "again", {}))
     recorder = Recorder(sink, DumpOptions())
-    source = recorder.stack_number(_STACK)
+    source = recorder.sources.stack_number(_STACK)
     commit = sink.commit
 
     def full(*args, **more):

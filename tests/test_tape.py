@@ -17,6 +17,8 @@ from torch.overrides import TorchFunctionMode
 import llmdebug_nb as ld
 from llmdebug_nb.app.recording import Recording
 from llmdebug_nb.capture import recorder
+from llmdebug_nb.capture.name_filter import NameFilter
+from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.rows import CUT_SHORT
 from llmdebug_nb.capture.steps import StepTracker
 from llmdebug_nb.capture.tape import native, player
@@ -25,7 +27,7 @@ from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.store.catalog import process_folders
 from llmdebug_nb.store.writer import Writer
 
-pytestmark = pytest.mark.skipif(native.tape(False) is None, reason="the tape was not built")
+pytestmark = pytest.mark.skipif(native.tape() is None, reason="the tape was not built")
 
 
 class Inner(torch.nn.Module):
@@ -169,7 +171,7 @@ def test_a_recording_that_another_thread_stops_in_a_call_keeps_the_calls_before(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_notes_nothing():
-    tape = native.tape(False)
+    tape = native.tape()
     tape.open()
     read, write = os.pipe()
     child = os.fork()
@@ -187,7 +189,7 @@ def test_function_modes_of_the_program_see_nothing_of_it():
             seen.append(func)
             return func(*args, **(kwargs or {}))
 
-    seen, tape, tensor = [], native.tape(False), torch.ones(3)
+    seen, tape, tensor = [], native.tape(), torch.ones(3)
     tape.open()
     with Sees():
         assert tape.begin("m", True, (tensor,), {})
@@ -198,7 +200,7 @@ def test_function_modes_of_the_program_see_nothing_of_it():
 
 
 def test_an_unusual_call_leaves_the_tape_as_it_was():
-    tape = native.tape(True)
+    tape = native.tape("refused")
     with torch.no_grad():
         assert not tape.begin("m", True, (), {})  # it is not open
         tape.open()
@@ -208,8 +210,8 @@ def test_an_unusual_call_leaves_the_tape_as_it_was():
     assert len(tape) == 0
     with torch.no_grad():
         assert tape.begin("m", True, (1, None), {"a": [torch.ones(1)], "b": tape})
-    ((tag, is_end, leaves),) = tape.take()
-    assert (tag, is_end) == ("m", False)
+    ((tag, clock, leaves),) = tape.take()
+    assert (tag, clock) == ("m", -1)
     assert [slot for slot, _ in leaves] == ["0", "1", "kwargs.a.0", "kwargs.b"]
     assert leaves[3][1].kind == "Tape"
 
@@ -348,6 +350,28 @@ def test_a_stop_of_the_program_while_rows_are_committed_costs_none(
     assert run.info()["lost"] == 0
 
 
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
+def test_a_stop_while_calls_are_played_loses_no_other_call(grad, tmp_path, monkeypatch):
+    def sites(name, stop=lambda: None):
+        torch.manual_seed(0)
+        inside = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(5)))
+        model = torch.nn.Sequential(torch.nn.Sequential(inside))
+        options = {"path": tmp_path, "stats_only": True, "tokens": "all"}
+        with torch.set_grad_enabled(grad), ld.dump(model, name=name, **options) as run:
+            stop()
+            for _ in range(2):
+                with contextlib.suppress(StopOfTheProgram):
+                    model(torch.ones(2, 4))
+        # the calls around them were under way when the program was stopped
+        return [record.site for record in run.records() if record.site.path.startswith("0.0.")]
+
+    expected = sites("whole")
+    assert len(expected) == 20
+    played = (Recorder, "record_seen") if grad else (NameFilter, "end")
+    found = sites("stopped", lambda: stopped_once(monkeypatch, *played, before=False))
+    assert found == expected
+
+
 def test_secrets_are_counted_once_though_a_commit_was_stopped(tmp_path, monkeypatch):
     model, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
     model.api_key = "hf_" + "a1B2" * 9
@@ -362,7 +386,7 @@ def test_secrets_are_counted_once_though_a_commit_was_stopped(tmp_path, monkeypa
 
 def test_a_tensor_that_a_stop_left_half_described_describes_no_other(tmp_path, monkeypatch):
     off(monkeypatch)
-    monkeypatch.setattr(recorder.native, "look", lambda: lambda tensor: None)  # all in Python
+    monkeypatch.setattr(recorder.native, "_make", lambda: None)  # all in Python
     run = two_calls(
         tmp_path, lambda: stopped_once(monkeypatch, recorder.kernel, "figures", before=True)
     )
@@ -374,7 +398,7 @@ def test_a_tensor_that_a_stop_left_half_described_describes_no_other(tmp_path, m
 
 def test_two_recordings_in_two_threads_share_no_memory():
     small, large = (torch.ones(200, n)[:, ::4].t() for n in (4000, 4999))
-    expected = native.tape(False).look(small).content()
+    expected = native.tape().look(small).content()
     for _ in range(30):
         found = {}
 
@@ -382,7 +406,7 @@ def test_two_recordings_in_two_threads_share_no_memory():
             found[name] = look(tensor).content()
 
         threads = [
-            threading.Thread(target=work, args=(name, tensor, native.look()))
+            threading.Thread(target=work, args=(name, tensor, native.noted().look))
             for name, tensor in (("small", small), ("large", large))
         ]
         for each in threads:
@@ -390,7 +414,7 @@ def test_two_recordings_in_two_threads_share_no_memory():
         for each in threads:
             each.join()
         assert found["small"] == expected
-    assert native.look().__self__ is not native.look().__self__
+    assert native.noted() is not native.noted()
 
 
 def test_what_is_exported_in_a_forward_pass_opens_no_calls(tmp_path):

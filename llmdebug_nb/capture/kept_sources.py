@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import linecache
 import os
+import threading
 from types import CodeType
 
 import torch
@@ -30,10 +31,11 @@ _texts: dict[tuple[str, int, str], tuple[list[str], tuple[str, ...]]] = {}
 class KeptSources:
     """Call stacks and functions. ``stacks``, ``functions``: rows that were not written yet.
 
-    ``wanted``: False keeps no functions.
+    Thread-safe. ``wanted``: False keeps no functions. ``lock``: who holds it may write the rows.
     """
 
-    def __init__(self, wanted: bool) -> None:
+    def __init__(self, wanted: bool, lock: threading.RLock | None = None) -> None:
+        self._lock = lock or threading.RLock()
         self.stacks: list[SourceRow] = []
         self.functions: list[FunctionRow] = []
         self._wanted = wanted
@@ -51,21 +53,23 @@ class KeptSources:
         ``inside``: how many frames there are to the module's forward.
         """
         key = tuple(frames), inside
-        number = self._numbers.get(key)
-        if number is None:
-            number = self._numbers[key] = len(self._numbers)
-            if code is None:
-                code = list(map(code_of, frames))
-                for frame in filter(None, map(Frame.read, frames)):
-                    self._keep(frame.file, frame.function, frame.line)
-            names = json.dumps(list(map(place_of, frames)))
-            self.stacks.append((number, names, json.dumps(code), inside))
-        return number
+        with self._lock:
+            number = self._numbers.get(key)
+            if number is None:
+                number = self._numbers[key] = len(self._numbers)
+                if code is None:
+                    code = list(map(code_of, frames))
+                    for frame in filter(None, map(Frame.read, frames)):
+                        self._keep(frame.file, frame.function, frame.line)
+                names = json.dumps(list(map(place_of, frames)))
+                self.stacks.append((number, names, json.dumps(code), inside))
+            return number
 
     def keep_function(self, code: CodeType, line: int) -> None:
         """Keep the text of the function that a line of the program stands in, once."""
         name = own_name(getattr(code, "co_qualname", code.co_name))  # from Python 3.11 on
-        self._keep(code.co_filename, name, line, code.co_firstlineno)
+        with self._lock:
+            self._keep(code.co_filename, name, line, code.co_firstlineno)
 
     def written(self) -> None:
         """Take note that all rows were written."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from types import CodeType
 from typing import TypeVar
 
 import torch
@@ -76,7 +75,7 @@ class Recorder:
         self._rows: list[Row] = []
         self._operators: list[Row] = []
         self._call_ids: list[tuple[int, str, int, str]] = []
-        self.sources = KeptSources(options.sources)
+        self.sources = KeptSources(options.sources, self._lock)
         self._chains = ViewChains()
         self._scalars: list[ScalarRow] = []
         self._by_content: dict[Key, Row] = {}  # XXH3, dtype, shape -> the row that describes it
@@ -87,9 +86,9 @@ class Recorder:
         self._reserved: list[int] = []  # storage numbers that no other storage may take meanwhile
         self._seen_class = native.seen_class()
         self._seen: list[Seen] = []  # outputs, which reserve those of their storages
-        self.devices = WaitingRows()
+        eye = native.noted()
+        self.devices, self._look = WaitingRows(eye), eye.look
         self._uncounted = False  # the tensor at hand may have changed without a new version
-        self._look = native.look()
         self._placements = Placements(sink)
 
     # -- what is recorded -----------------------------------------------------------------------
@@ -143,10 +142,13 @@ class Recorder:
                 self._reserved.append(place)
             self._write_row(tensor, place, (number, call, phase, role, slot), (views, placed))
 
-    def record_seen(self, call: RecordedCall, role: str, leaves: Iterable[Leaf]) -> None:
-        """Record inputs or outputs of a call in a forward pass, as the tape has them."""
+    def record_seen(
+        self, call: RecordedCall, role: str, leaves: Iterable[Leaf], phase: str = "forward"
+    ) -> None:
+        """Record inputs, outputs or gradients of a call, as the tape has them."""
         seen_class, producers, is_output = self._seen_class, self._producers, role == "output"
-        arguments, views = None if is_output else call.parameters, self._chains.storages
+        arguments = call.parameters if rows.is_of_input(call, phase, role) else None
+        views = phase == "forward" and self._chains.storages
         place = call.root_call, call.path, call.number
         with self._lock:
             for slot, leaf in leaves:
@@ -155,7 +157,7 @@ class Recorder:
                     self.records = number + 1
                     device = leaf.device
                     row = [
-                        number, *place, "forward", role, slot, call.op, *leaf.content(), device,
+                        number, *place, phase, role, slot, call.op, *leaf.content(), device,
                         producers.get(storage), *rows.WITHOUT_VALUES,
                         argument_of(slot, arguments) if arguments else None,
                         self._chains.number_of_seen(leaf, is_output) if views else None, None,
@@ -167,7 +169,7 @@ class Recorder:
                         producers[storage] = number
                         self._seen.append(leaf)
                 else:
-                    self._scalars.append((*place, role, slot, *scalar_text(leaf, slot), "forward"))
+                    self._scalars.append((*place, role, slot, *scalar_text(leaf, slot), phase))
             if len(self._rows) >= _MANY:
                 self.flush()
 
@@ -204,18 +206,6 @@ class Recorder:
         """Note a view, for the records of what is made of it."""
         with self._lock:
             self._chains.add(view, base, result)
-
-    def stack_number(
-        self, frames: list[str], code: list[str] | None = None, inside: int | None = None
-    ) -> int:
-        """Return the number of a call stack; see `KeptSources.stack_number`."""
-        with self._lock:
-            return self.sources.stack_number(frames, code, inside)
-
-    def keep_function(self, code: CodeType, line: int) -> None:
-        """Keep the text of the function that a line of the program stands in, once."""
-        with self._lock:
-            self.sources.keep_function(code, line)
 
     def add_weights(self, weights: Iterable[torch.Tensor]) -> None:
         """Note the weights of a model, which are read again only if they seem to have changed."""
@@ -296,6 +286,9 @@ class Recorder:
         seen = self._look(tensor) if on_host(tensor) else None
         if seen is not None:
             self._describe_seen(row, tensor, seen)
+            return
+        figures_only = not self._policy.wanted and not on_host(tensor)
+        if figures_only and self.devices.look(row, tensor, self._uncounted):
             return
         row[rows.DTYPE], row[rows.SHAPE] = dtype_name(tensor), "[]"
         row[rows.SHAPE] = geometry.shape_text(tensor)

@@ -95,8 +95,8 @@ class RootFinder:
             forward = forward_of(kind)
             if forward is not None:
                 for recorder in self._parts.recorders:
-                    recorder.stack_number([str(forward.first)], [forward.line], 1)
-                    recorder.keep_function(forward.code, forward.first.line)
+                    recorder.sources.stack_number([str(forward.first)], [forward.line], 1)
+                    recorder.sources.keep_function(forward.code, forward.first.line)
 
     @interrupts.unbroken
     def follow(self, model: nn.Module) -> nn.Module | None:

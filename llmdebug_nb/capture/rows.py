@@ -58,8 +58,11 @@ def row_of(site: Site, numbers: Numbers, *described: object) -> Row:
     row += described
     row[_VIEWS], row[_PLACED] = numbers
     row[_ARGUMENT] = None
-    if call.parameters is not None:
-        of_input = role == "output" if phase != call.phase else role in _INPUTS
-        if of_input:  # an argument, or the gradient of one
-            row[_ARGUMENT] = argument_of(slot, call.parameters)
+    if call.parameters is not None and is_of_input(call, phase, role):
+        row[_ARGUMENT] = argument_of(slot, call.parameters)
     return row
+
+
+def is_of_input(call: RecordedCall, phase: str, role: str) -> bool:
+    """Tell whether a tensor is an argument of a call, or the gradient of one."""
+    return role == "output" if phase != call.phase else role in _INPUTS

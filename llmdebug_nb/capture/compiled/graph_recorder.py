@@ -209,7 +209,7 @@ class GraphRecorder:
             return None
         stack = None
         if origin.source and self.options.sources:
-            stack = recorder.stack_number(list(origin.source))
+            stack = recorder.sources.stack_number(list(origin.source))
         forward, forward_number = origin.forward or (None, None)
         gradient_of = (moved(forward) if forward is not None else None, forward_number)
         row = [call.root_call, path, call.number, call.phase, level, call.op, stack, None, None]

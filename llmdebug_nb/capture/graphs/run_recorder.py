@@ -95,7 +95,7 @@ class RunRecorder:
         recorder.record_call(call)
         stack = None
         if node.source and self._host.options.sources:
-            stack = recorder.stack_number(list(node.source))
+            stack = recorder.sources.stack_number(list(node.source))
         within = (outer.path, outer.number) if outer is not None else (None, None)
         row = [call.root_call, call.path, call.number, "forward", GRAPH_LEVEL, call.op, stack]
         recorder.record_operator([*row, *within, None, None])

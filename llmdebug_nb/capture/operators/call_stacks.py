@@ -92,7 +92,7 @@ class CallStacks:
     @classmethod
     def of(cls, recorder: Recorder) -> CallStacks:
         """Return the call stacks that a recorder keeps, with the functions in them."""
-        return cls(recorder.stack_number, recorder.keep_function)
+        return cls(recorder.sources.stack_number, recorder.sources.keep_function)
 
     def current(self) -> int:
         """Return the number of the current stack, without our own and PyTorch's frames."""

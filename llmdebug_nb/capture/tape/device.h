@@ -189,7 +189,7 @@ static int measure_there(Tape *tape, Seen *seen, PyObject *tensor, const Tensor 
     PyObject *version = PyObject_GetAttr(tensor, version_name), *key = NULL;
     state.version = version ? PyLong_AsLongLong(version) : -1;
     Py_XDECREF(version);
-    if (!PyErr_Occurred() && !is_written(tape, seen))
+    if (!PyErr_Occurred() && !tape->anew && !is_written(tape, seen))
         key = PyBytes_FromStringAndSize((char *)&state, sizeof state);
     PyErr_Clear(); /* of an inference tensor nobody keeps the version: it is measured each time */
     const Seen *known = key ? (const Seen *)PyDict_GetItemWithError(tape->placed, key) : NULL;

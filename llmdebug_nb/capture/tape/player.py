@@ -6,7 +6,9 @@ the root call. Rows are committed then anyway, so a program that crashes loses n
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Protocol
 
@@ -15,12 +17,13 @@ from torch import nn
 from llmdebug_nb.capture.calls import Leaf, OpenCall, ThreadState
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.guard import Guard
+from llmdebug_nb.capture.hooks.gradients import Gradients as GradientHooks
 from llmdebug_nb.capture.known_weights import KnownWeights
 from llmdebug_nb.capture.name_filter import NameFilter
 from llmdebug_nb.capture.operators.call_stacks import CallStacks
 from llmdebug_nb.capture.operators.kinds import Operator
 from llmdebug_nb.capture.operators.view_chains import arguments_text
-from llmdebug_nb.capture.tape.native import Event, Known, Outputs, Seen, Tape, tape
+from llmdebug_nb.capture.tape.native import Event, Gradients, Known, Outputs, Seen, Tape, tape
 from llmdebug_nb.core.kernels.fingerprint import ALGORITHM
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import View
@@ -48,6 +51,7 @@ class CallListener(Protocol):
 
     names: NameFilter
     backward: bool
+    gradient_hooks: GradientHooks
 
     @property
     def thread(self) -> ThreadState: ...
@@ -86,6 +90,7 @@ class Player:
     ) -> None:
         self.tape, self._listener = played, listener
         self._recorder, self._attempt = recorder, attempt
+        self._waiting: deque[Event[PlayedModule]] = deque()  # some stay if an exception comes
         self.operators: dict[int, Known] | None = None
         self._views: dict[tuple[str, str, str, int | None], View] = {}  # of the root call
         self._functions: list[OpenCall | None] = []  # those that are open; None: not recorded
@@ -106,11 +111,16 @@ class Player:
         None: there is no tape, or the options need more than it keeps. Operators are not noted if
         only some calls are wanted, as which ones is found out when the tape is played.
         """
-        made = tape(listener.backward) if may_wait(options) else None
+        gradients: Gradients = "refused"
+        if not listener.backward:
+            gradients = "ignored"
+        elif not options.operator_levels and len(options.roles) == 2:
+            gradients = "followed"
+        made = tape(gradients) if may_wait(options) else None
         if made is None:
             return None
         player = cls(made, listener, recorder, guard.attempt)
-        guard.before = player.play
+        guard.before.append(player.play)
         if listener.names.selects_all and not options.layers and not options.types:
             player._note_operators(stacks, options.roles)
         return player
@@ -158,12 +168,12 @@ class Player:
 
     def play(self) -> None:
         """Record what is on the tape, if it is of this thread."""
-        if self.tape and self._owner == threading.get_ident():
+        if (self.tape or self._waiting) and self._owner == threading.get_ident():
             self._play()
 
     def play_for_owner(self) -> None:
         """Record what is on the tape as in the thread that it is of."""
-        if not self.tape or self._owner == threading.get_ident():
+        if not (self.tape or self._waiting) or self._owner == threading.get_ident():
             self.play()
             return
         here = vars(self._listener.thread)
@@ -176,11 +186,16 @@ class Player:
             here.update(own)
 
     def _play(self) -> None:
-        events = iter(self.tape.take())
-        while not self._attempt(self._play_events, events):  # one raised: go on behind it
-            pass
+        self._waiting += self.tape.take()
+        while self._waiting:  # one raised: go on behind it
+            self._attempt(self._play_events, self._taken())
 
-    def _play_events(self, events: Iterator[Event[PlayedModule]]) -> bool:
+    def _taken(self) -> Iterator[Event[PlayedModule]]:
+        with contextlib.suppress(IndexError):  # all are taken
+            while True:
+                yield self._waiting.popleft()
+
+    def _play_events(self, events: Iterator[Event[PlayedModule]]) -> None:
         listener, record = self._listener, self._recorder.record_seen
         leave = listener.thread.leave
         for event in events:
@@ -193,19 +208,18 @@ class Player:
             if len(event) == 4:
                 self._play_views(*event)
                 continue
-            module, is_end, leaves = event
-            if not is_end:
+            module, clock, leaves = event
+            if clock is not None:
                 call = listener.open_module(module.path, module.module, module.selected, False)
-                if leaves and call.recorded:
-                    record(call, "input", leaves)
+                if call.recorded:
+                    listener.gradient_hooks.begin_seen(call, clock, leaves or [])
+                    record(call, "input", leaves or [])
             else:
                 ended = leave(module.path)
-                if ended is not None and ended.recorded:
-                    if leaves:
-                        record(ended, "output", leaves)
-                    if leaves is not None:
-                        listener.names.end(ended)
-        return True
+                if ended is not None and ended.recorded and leaves is not None:
+                    listener.gradient_hooks.end_seen(ended, leaves)
+                    record(ended, "output", leaves)
+                    listener.names.end(ended)
 
     def _play_operator(
         self,
