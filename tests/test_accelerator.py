@@ -308,7 +308,8 @@ def test_capturing_a_graph_is_not_disturbed_and_what_is_missing_is_said(mode, st
     expected = model(x)
     assert torch.equal(out, expected)
     run = ld.open_run("run")
-    records = list(run.records())
+    # the capture itself makes memory for the state of random numbers, to which nothing is written
+    records = [each for each in run.records() if not each.site.path.startswith("/")]
     values = {record.site.step: record.summary.l2norm for record in records}
     assert values[0] is not None
     assert values[1] is None

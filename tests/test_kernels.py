@@ -164,3 +164,38 @@ def test_bytes_come_back_as_the_same_tensor(name, shape, random):
 def test_bytes_that_make_no_tensor_are_refused(dtype, shape, data):
     with pytest.raises(ValueError, match=r"do not make|unknown dtype"):
         raw.from_bytes(data, dtype, shape)
+
+
+class KnownPage:
+    """A page whose rows were read back."""
+
+    def __init__(self, rows):
+        self._rows, self.used = rows, len(rows)
+
+    def read(self, used):
+        return self._rows[:used]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.booleans(), st.integers(1, 2)), min_size=1),
+    st.integers(0, 2**32 - 1),
+)
+def test_rows_of_a_page_are_put_together_for_each_tensor(parts, seed):
+    """Some rows are of tensors that nobody asks for now, and some tensors share their rows."""
+    rng, used = np.random.default_rng(seed), sum(length for length, *_ in parts)
+    rows = rng.standard_normal((used, on_device.COLUMNS))
+    rows[:, 3] = rows[:, 3] ** 2
+    rows[:, 4:] = rng.integers(0, 3, rows[:, 4:].shape)
+    page, measured, first = KnownPage(rows), [], 0
+    for length, wanted, times in parts:
+        measured += [on_device.Measured(page, first, length, 10 * length)] * (wanted * times)
+        first += length
+    order = rng.permutation(len(measured))
+    measured = [measured[at] for at in order]
+    for each, found in zip(measured, on_device.figures(measured), strict=True):
+        own = rows[each.first : each.first + each.length]
+        nan, inf, zero = (int(count) for count in own[:, 4:7].sum(0))
+        low, high = (own[:, 0].min(), own[:, 1].max()) if not nan else (math.nan, math.nan)
+        expected = low, high, own[:, 2].sum() / each.size, math.sqrt(own[:, 3].sum())
+        assert found[:4] == pytest.approx(expected, nan_ok=True)
+        assert found[4:] == (nan, inf, zero)

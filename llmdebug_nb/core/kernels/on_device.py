@@ -121,13 +121,17 @@ def figures(measured: Sequence[Measured]) -> list[Figures]:
 def _of_page(page: Page, measured: Sequence[Measured]) -> Iterator[Figures]:
     """Put the rows of each tensor together."""
     read = page.read(max(page.used, *(each.first + each.length for each in measured)))
-    whole = read[[each.first for each in measured]]
-    for number, each in enumerate(measured):
-        if each.length > 1:
-            rows = read[each.first : each.first + each.length]
-            whole[number] = rows.sum(0)
-            whole[number, :2] = rows[:, 0].min(), rows[:, 1].max()
-    for each, row in zip(measured, whole.tolist(), strict=True):
+    lengths = {each.first: each.length for each in measured}  # equal tensors share their rows
+    first = np.array(sorted(lengths))
+    ends = np.column_stack([first, first + [lengths[number] for number in first]]).ravel()
+    if ends[-1] == len(read):
+        ends = ends[:-1]  # the last one ends with the page
+    whole = np.add.reduceat(read, ends)[::2]
+    whole[:, 0] = np.minimum.reduceat(read[:, 0], ends)[::2]
+    whole[:, 1] = np.maximum.reduceat(read[:, 1], ends)[::2]
+    by_first = dict(zip(first.tolist(), whole.tolist(), strict=True))
+    for each in measured:
+        row = by_first[each.first]
         low, high, total, squares, nan, inf, zero, _ = row
         if nan:
             low = high = math.nan
