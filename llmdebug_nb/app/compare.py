@@ -30,12 +30,11 @@ from llmdebug_nb.comparison.jobs import Work
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.threads import in_threads
 from llmdebug_nb.comparison.tolerance import Calibration, says
-from llmdebug_nb.comparison.weight_noise import Moved
 from llmdebug_nb.core import collector, constants
 from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.core.findings import Difference, Expectation, Pair
-from llmdebug_nb.core.updates import History
+from llmdebug_nb.core.updates import History, Name, Step
 from llmdebug_nb.explain import blame
 from llmdebug_nb.explain.blame import Explanation
 from llmdebug_nb.explain.runs import Runs
@@ -206,7 +205,7 @@ class Comparison:
             pairs, golden.load, mine.load,
             nodes=golden.nodes, limits=self.limits, calibration=self.calibration,
             custom=self.custom, rounding=(told(golden.rounding), told(mine.rounding)),
-            moved=_moved(golden), work=work or self.work, stages=stages,
+            weights=_Weights(golden), work=work or self.work, stages=stages,
         )  # fmt: skip
 
         stages.stage("judging")
@@ -227,10 +226,17 @@ class Comparison:
         return self.report(again, step, expected)
 
 
-def _moved(golden: Run) -> Moved:
-    """Return what tells how far golden's weights moved between its steps."""
-    history = functools.cache(lambda rank: History(golden.index, rank))
-    return lambda rank, path, name, step: history(rank).moved((path, name), step)
+class _Weights:
+    """How golden's weights moved between its steps, and which modules share one."""
+
+    def __init__(self, golden: Run) -> None:
+        self._history = functools.cache(lambda rank: History(golden.index, rank))
+
+    def moved(self, rank: int, name: Name, step: Step) -> float:
+        return self._history(rank).moved(name, step)
+
+    def shared(self, rank: int, path: str) -> list[Name]:
+        return self._history(rank).shared(path)
 
 
 def calibrated(

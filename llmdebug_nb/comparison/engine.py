@@ -22,7 +22,7 @@ from llmdebug_nb.comparison.measured import Measured, error_of
 from llmdebug_nb.comparison.modules import Modules
 from llmdebug_nb.comparison.threads import in_threads, one_by_one
 from llmdebug_nb.comparison.tolerance import UNMATCHED, Calibration, Judging
-from llmdebug_nb.comparison.weight_noise import Moved, stays
+from llmdebug_nb.comparison.weight_noise import Weights
 from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.fingerprint import same
@@ -52,7 +52,7 @@ def judging(
     calibration: Calibration | None = None,
     custom: Custom | None = None,
     rounding: tuple[float, float] = (0.0, 0.0),
-    moved: Moved = stays,
+    weights: Weights | None = None,
     work: Work = in_threads,
     stages: Stages | None = None,
 ) -> Judging:
@@ -60,9 +60,9 @@ def judging(
 
     ``pairs`` must be in golden's execution order. A payload that can't be read becomes a row with a
     reason; it never ends the comparison. ``nodes``: golden's modules. ``rounding``: the epsilons
-    that golden's and mine's programs state of their values. ``moved``: how far golden's weights
-    did. ``work``: what does the jobs; the user's own metrics are computed here, one after the
-    other, as they may not be called at once. ``stages``: shows the progress.
+    that golden's and mine's programs state of their values. ``weights``: golden's, as far
+    as they are known. ``work``: what does the jobs; the user's own metrics are computed here, one
+    after the other, as they may not be called at once. ``stages``: shows the progress.
     """
     modules, own = Modules(nodes), custom or Custom()
 
@@ -72,7 +72,7 @@ def judging(
     plan = _Plan(pairs, modules, bool(own.names))
     measured = plan.measured(one_by_one if own.names else work, here, stages)
     return Judging(
-        measured, size=modules.size, moved=moved, limits=limits, calibration=calibration,
+        measured, size=modules.size, weights=weights, limits=limits, calibration=calibration,
         rounding=rounding,
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ import torch
 
 from llmdebug_nb.comparison import clipping, grain, metrics
 from llmdebug_nb.comparison.custom import Custom
-from llmdebug_nb.comparison.weight_noise import TURNED, turned
+from llmdebug_nb.comparison.weight_noise import TURNED, shown, turned
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES, rounding
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
@@ -127,7 +127,7 @@ def _compared(
         g, m = without_masked(g, m)
     of_user = custom.measure(g, m, job.golden.site)
     if floating and job.golden.site.role == "grad":
-        of_user = {TURNED: turned(g, m), **of_user}
+        of_user = {TURNED: shown(*turned(g, m)), **of_user}
     return metrics.compare(g, m, job.logits) | of_grain | of_user, remark
 
 

@@ -33,7 +33,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from llmdebug_nb.comparison.weight_noise import Moved, WeightNoise, stays
+from llmdebug_nb.comparison.weight_noise import Still, WeightNoise, Weights
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import SINGLE
 from llmdebug_nb.core.paths import ancestors, any_layer, is_operator, module_of
@@ -141,12 +141,12 @@ class NoiseLimits(NamedTuple):
 class NoisePropagation:
     """Follows noise through a run: `explain` each tensor in execution order, then `record` it.
 
-    ``size``: number of modules inside a path, without itself. ``moved``: see `weight_noise.Moved`.
+    ``size``: number of modules inside a path, without itself. ``weights``: golden's.
     """
 
-    def __init__(self, size: Callable[[str], int], moved: Moved = stays) -> None:
+    def __init__(self, size: Callable[[str], int], weights: Weights | None = None) -> None:
         self._size = size
-        self.of_weights = WeightNoise(moved)
+        self.of_weights = WeightNoise(weights or Still())
         # by rank and generation, then by path
         self._calls: dict[tuple[int, int], dict[str, _RunningCall]] = defaultdict(dict)
         self._so_far: dict[tuple[int, int], Level] = defaultdict(Level)
@@ -164,17 +164,19 @@ class NoisePropagation:
         if site.role == "weight":
             return Explained(Level(), floor(eps, 1), scale_floor(eps, 1))
         if site.role == "input":
-            around = self._enclosing(site)
-            if around is None:  # from outside the model: made from what ran before, if at all
+            found = self._enclosing(site)
+            if found is None:  # from outside the model: made from what ran before, if at all
                 return _explained(self._so_far[site.rank, site.generation], eps, 1, 1.0)
-            level = _sum(around.inside, around.before, self._changed(site))
+            path, around = found
+            own = self._weights[site.rank, path], self._changed(site, path)
+            level = _sum(around.inside, around.before, *own)
             return _explained(level, eps, length, constants.GLUE_FLOORS)
         call = self._call(site)
         level = _sum(call.inside, call.before, self._weights[site.rank, site.path])
-        level.add(self._changed(site))
+        level.add(self._changed(site, module_of(site.path)))
         if not call.has_inputs or call.rewritten:
-            around = self._enclosing(site)
-            level = _sum(level, *([around.inside, around.before] if around is not None else []))
+            found = self._enclosing(site)
+            level = _sum(level, *([found[1].inside, found[1].before] if found is not None else []))
             level.add(self._weights[site.rank, module_of(site.path)])
         hidden = max(0, self._size(site.path) - len(call.seen))
         several = hidden or call.seen or replaced or call.rewritten
@@ -182,10 +184,9 @@ class NoisePropagation:
         length = call.length if call.has_inputs else max(length, call.length)
         return _explained(level, max(eps, call.eps), length, floors)
 
-    def _changed(self, site: Site) -> Level:
+    def _changed(self, site: Site, path: str) -> Level:
         """Return the noise that the weights of a module have since the program changed them."""
-        step = site.generation, site.step
-        return Level(error=self.of_weights.of(site.rank, module_of(site.path), step))
+        return Level(error=self.of_weights.of(site.rank, path, (site.generation, site.step)))
 
     def add_unpaired(self, site: Site, eps: float, shape: tuple[int, ...]) -> None:
         """Take in an input without a partner: its dtype and shape count, its noise is unknown."""
@@ -253,7 +254,8 @@ class NoisePropagation:
 
     def is_outermost(self, site: Site) -> bool:
         """Tell whether no recorded module is around the call of a site."""
-        return self._enclosing(site) is None
+        calls = self._calls[site.rank, site.generation]
+        return not any(path in calls for path in ancestors(site.path))
 
     def _call(self, site: Site) -> _RunningCall:
         calls, key = self._calls[site.rank, site.generation], (site.step, site.call, site.phase)
@@ -263,9 +265,19 @@ class NoisePropagation:
             call = calls[site.path] = _RunningCall(key, before=before)
         return call
 
-    def _enclosing(self, site: Site) -> _RunningCall | None:
+    def _enclosing(self, site: Site) -> tuple[str, _RunningCall] | None:
+        """Return the nearest module around a call, and its call.
+
+        A gradient comes out of a module before it enters the backward pass of the next one: then
+        the next module around both tells what it was made of.
+        """
         calls = self._calls[site.rank, site.generation]
-        return next((calls[path] for path in ancestors(site.path) if path in calls), None)
+        for path in ancestors(site.path):
+            call = calls.get(path)
+            begun = call is not None and (call.key[0], call.key[2]) == (site.step, site.phase)
+            if call is not None and (begun or site.phase == "forward"):
+                return path, call
+        return None
 
 
 def _sums(summary: Summary) -> tuple[float, float]:

@@ -24,7 +24,7 @@ from llmdebug_nb.comparison.noise import (
     Siblings,
     floor,
 )
-from llmdebug_nb.comparison.weight_noise import TURNED, Moved, stays, turned_by
+from llmdebug_nb.comparison.weight_noise import TURNED, Weights, turned_by
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import (
     EXPECTED,
@@ -111,7 +111,7 @@ def says(limits: Limits | None, calibration: Calibration, differences: Iterable[
 class Judging:
     """All measured pairs, in execution order, to be judged whenever the expectations change.
 
-    ``size``, ``moved``: see `noise.NoisePropagation`. ``rounding``: what both programs state, see
+    ``size``, ``weights``: see `noise.NoisePropagation`. ``rounding``: what both programs state, see
     `Epsilons`.
     """
 
@@ -120,12 +120,12 @@ class Judging:
         measured: Sequence[Measured],
         *,
         size: Callable[[str], int] = lambda path: 0,
-        moved: Moved = stays,
+        weights: Weights | None = None,
         limits: Limits | None = None,
         calibration: Calibration | None = None,
         rounding: tuple[float, float] = (0.0, 0.0),
     ) -> None:
-        self._measured, self._size, self._moved = measured, size, moved
+        self._measured, self._size, self._weights = measured, size, weights
         self._limits, self._calibration = limits, calibration or Calibration()
         self._epsilons = Epsilons(measured, rounding)
         self._siblings = _siblings(measured, size, self._epsilons)
@@ -178,7 +178,7 @@ class Judging:
         ]
 
     def _judged(self, expected: Collection[int]) -> list[Difference]:
-        noise = NoisePropagation(self._size, self._moved)
+        noise = NoisePropagation(self._size, self._weights)
         judge = _Judge(
             noise, self._epsilons, self._siblings, self._limits, self._calibration, expected
         )

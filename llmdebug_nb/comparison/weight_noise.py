@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.placement import unshared
@@ -18,28 +18,55 @@ from llmdebug_nb.core.records import Site
 if TYPE_CHECKING:
     import torch
 
-TURNED = "turned"  # the figure of a gradient
+TURNED = "turned"  # the figure of a gradient: what of `turned` may be shown
 
 _Step: TypeAlias = tuple[int, int]  # generation and step
-# by rank, path, name and step: by how much of its size the weight moved behind that step
-Moved: TypeAlias = Callable[[int, str, str, _Step], float]
+_Name: TypeAlias = tuple[str, str]  # path of a module, name of its weight
 
 
-def stays(rank: int, path: str, name: str, step: _Step) -> float:
-    """Return that a weight did not move."""
-    return 0.0
+class Weights(Protocol):
+    """What is known of golden's weights."""
+
+    def moved(self, rank: int, name: _Name, step: _Step) -> float:
+        """Return by how much of its size a weight moved behind a step."""
+
+    def shared(self, rank: int, path: str) -> Collection[_Name]:
+        """Return the weights of other modules that are weights of this one, too."""
 
 
-def turned(golden: torch.Tensor, mine: torch.Tensor) -> float:
+class Still:
+    """Weights that do not move."""
+
+    def moved(self, rank: int, name: _Name, step: _Step) -> float:
+        return 0.0
+
+    def shared(self, rank: int, path: str) -> Collection[_Name]:
+        return ()
+
+
+def turned(golden: torch.Tensor, mine: torch.Tensor) -> tuple[float, float]:
     """Return the relative L2 error of the first step that Adam takes by a gradient.
 
-    0 if it is not finite: nothing is known of what an optimizer makes of that.
+    And how many elements carry it. 0 if the error is not finite: nothing is known of what an
+    optimizer makes of that.
     D. P. Kingma, J. Ba: Adam, a method for stochastic optimization. 2015, algorithm 1.
     """
     steps = [g.double() / (g.double().abs() + constants.ADAM_EPSILON) for g in (golden, mine)]
     size = float(steps[0].norm())  # type: ignore[no-untyped-call]
-    off = float((steps[0] - steps[1]).norm())  # type: ignore[no-untyped-call]
-    return off / size if size and math.isfinite(off) else 0.0
+    squares = (steps[0] - steps[1]).square_()
+    off = float(squares.sum())
+    if not size or not off or not math.isfinite(off):
+        return 0.0, 0.0
+    carriers = (off / float(squares.norm())) ** 2  # type: ignore[no-untyped-call]
+    return math.sqrt(off) / size, carriers
+
+
+def shown(error: float, carriers: float) -> float:
+    """Return how large an error of a weight may show in what is made of it.
+
+    That depends on what the elements meet that carry it: if these are few, chance has it.
+    """
+    return error * (1 + constants.CARRIER_ERRORS / math.sqrt(carriers)) if error else 0.0
 
 
 def turned_by(error: float) -> float:
@@ -55,8 +82,8 @@ def turned_by(error: float) -> float:
 class WeightNoise:
     """The noise of weights in each step, from that of the gradients before it."""
 
-    def __init__(self, moved: Moved) -> None:
-        self._moved = moved
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
         # by rank and path of a module: by name and step
         self._turned: dict[tuple[int, str], dict[tuple[str, _Step], float]] = defaultdict(dict)
         self._known: dict[tuple[int, str, _Step], float] = {}
@@ -69,13 +96,22 @@ class WeightNoise:
 
     def of(self, rank: int, path: str, step: _Step) -> float:
         """Return the relative error that the weights of a module may have in a step."""
-        if (rank, path) not in self._turned:
+        if not self._turned:
             return 0.0
         key = rank, path, step
         if key not in self._known:
-            found: dict[str, float] = defaultdict(float)
-            for (name, before), share in self._turned[rank, path].items():
+            found: dict[_Name, float] = defaultdict(float)
+            for weight, before, share in self._turned_of(rank, path):
                 if before < step and share:
-                    found[name] += share * self._moved(rank, path, name, before)
+                    found[weight] += share * self._weights.moved(rank, weight, before)
             self._known[key] = max(found.values(), default=0.0)
         return self._known[key]
+
+    def _turned_of(self, rank: int, path: str) -> Iterator[tuple[_Name, _Step, float]]:
+        """Yield the gradients of a module's weights, each recorded with the first that has it."""
+        for (name, step), share in self._turned.get((rank, path), {}).items():
+            yield (path, name), step, share
+        for other, name in self._weights.shared(rank, path):
+            for (own, step), share in self._turned.get((rank, other), {}).items():
+                if own == name:
+                    yield (other, name), step, share

@@ -8,6 +8,7 @@ one.
 from __future__ import annotations
 
 import bisect
+import functools
 import math
 import operator
 import re
@@ -147,6 +148,30 @@ class History:
         if not before or not after or not before[0].is_of(after[0]):
             return 0.0
         return after[0].distance(before[0]) / (after[0].size or 1.0)
+
+    def shared(self, path: str) -> list[Name]:
+        """Return the weights of other modules that are weights of this one: always the same.
+
+        A weight that never changed may just look the same.
+        """
+        own = [self._alike[tuple(self._noted[name])] for name in self._by_path.get(path, ())]
+        return [name for names in own for name in names if name[0] != path]
+
+    @functools.cached_property
+    def _alike(self) -> dict[tuple[_Noted, ...], list[Name]]:
+        found: dict[tuple[_Noted, ...], list[Name]] = {}
+        for name, noted in self._noted.items():
+            found.setdefault(tuple(noted), []).append(name)
+        return found
+
+    @functools.cached_property
+    def _by_path(self) -> dict[str, list[Name]]:
+        """The weights that ever changed."""
+        found: dict[str, list[Name]] = {}
+        for name, noted in self._noted.items():
+            if noted[-1].times:
+                found.setdefault(name[0], []).append(name)
+        return found
 
     def latest(self, step: Step) -> Step | None:
         """Return the last step, up to this one, before which a weight changed."""
