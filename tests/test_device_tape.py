@@ -15,7 +15,7 @@ from fake_device import fake_device
 from llmdebug_nb.capture.tape import native
 from models import generate, llama
 
-pytestmark = pytest.mark.skipif(native.tape() is None, reason="there is no tape here")
+pytestmark = pytest.mark.skipif(native.tape(False) is None, reason="there is no tape here")
 COLUMNS = [
     "step", "path", "call", "role", "slot", "dtype", "shape", "min", "max", "nan", "inf", "zero",
     "producer", "views",
@@ -284,7 +284,7 @@ def test_a_library_of_other_sources_is_not_used(monkeypatch):
     for cached in (native._library, native._make):
         cached.cache_clear()
     try:
-        assert native.tape() is None
+        assert native.tape(False) is None
         model = nn.Sequential(Same())
         assert len(rows(model, lambda: model(torch.ones(3)), mode="module+aten")) > 2
     finally:

@@ -22,7 +22,7 @@ from llmdebug_nb.core.kernels.raw import dtype_name, to_bytes
 from llmdebug_nb.core.kernels.summary import figures
 
 needs_tape = pytest.mark.skipif(
-    native.tape() is None, reason=str(kernel.why_not() or "it was not built")
+    native.tape(False) is None, reason=str(kernel.why_not() or "it was not built")
 )
 
 DTYPES = [*kernel.KINDS]
@@ -54,7 +54,7 @@ def tensors(draw):
 @needs_tape
 @given(tensors())
 def test_what_is_seen_is_what_the_way_of_other_tensors_gives(tensor):
-    found = native.Content(*native.noted().look(tensor).content())
+    found = native.Content(*native.eye().look(tensor).content())
     assert (found.dtype, found.shape) == (dtype_name(tensor), shape_text(tensor))
     assert found.fingerprint == fingerprint(to_bytes(tensor))
     expected = figures(tensor.contiguous())
@@ -65,7 +65,7 @@ def test_what_is_seen_is_what_the_way_of_other_tensors_gives(tensor):
 @needs_tape
 def test_what_was_seen_stays_as_it_was_when_the_program_writes_to_it():
     tensor = torch.ones(4)
-    seen = native.noted().look(tensor)
+    seen = native.eye().look(tensor)
     tensor.zero_()
     assert native.Content(*seen.content()).max == 1
 
@@ -74,7 +74,7 @@ def test_what_was_seen_stays_as_it_was_when_the_program_writes_to_it():
 def test_large_tensors_of_equal_bytes_and_other_dtypes_have_their_own_figures():
     bits = torch.arange(4096, dtype=torch.int32)
     of = [
-        native.Content(*native.noted().look(each).content())
+        native.Content(*native.eye().look(each).content())
         for each in (bits, bits.view(torch.int16))
     ]
     assert [each.max for each in of] == [4095, 4095]
@@ -110,7 +110,7 @@ def _freed() -> torch.Tensor:
     ids=["empty", "subclass", "complex", "negative", "fp8", "large", "endless", "deep", "freed"],
 )
 def test_what_is_not_for_it_is_left_to_the_other_way(tensor):
-    assert native.noted().look(tensor) is None
+    assert native.eye().look(tensor) is None
 
 
 @needs_tape

@@ -461,7 +461,7 @@ def test_figures_do_not_depend_on_the_number_of_threads(name: str) -> None:
             try:
                 torch.set_num_threads(threads)
                 found = figures(tensor)
-                look = tape.noted().look(tensor)
+                look = tape.eye().look(tensor)
             finally:
                 torch.set_num_threads(before)
             seen.add(repr(found))

@@ -20,7 +20,7 @@ from llmdebug_nb.capture.tape import native
 from models import llama
 from test_tape import off, played, tables
 
-pytestmark = pytest.mark.skipif(native.tape() is None, reason="the tape was not built")
+pytestmark = pytest.mark.skipif(native.tape(False) is None, reason="the tape was not built")
 
 
 class Views(torch.nn.Module):
@@ -281,7 +281,7 @@ def test_what_an_operator_raises_reaches_the_program_with_its_inputs_recorded(le
 
 
 def test_a_tape_watches_once_and_takes_no_nonsense():
-    tape = native.tape()
+    tape = native.tape(False)
     with pytest.raises(ValueError, match="8 arguments"):
         tape.watch({}, None)
     tape.watch({}, None, {}, {}, {}, None, True, True)

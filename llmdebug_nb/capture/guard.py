@@ -27,13 +27,13 @@ class Guard:
 
     ``active``: the session records; otherwise `run` does nothing. ``problems``: errors of our own
     work, with their count. ``run``: a `Guarded`; its time is not counted as the program's.
-    ``before``: what is done before all other work.
+    ``before``: done before all other work.
     """
 
     def __init__(self, profile: Profile | None) -> None:
         self.active = False
         self.problems: Counter[str] = Counter()
-        self.before: list[Callable[[], None]] = []
+        self.before: Callable[[], None] | None = None
         self._pid = os.getpid()  # a forked child must not write to our files
         self.run: Guarded = (
             self._run if profile is None else functools.partial(profile.ours, self._run)
@@ -43,8 +43,8 @@ class Guard:
     def _run(self, work: Callable[..., T], /, *args: object) -> T | None:
         if not self.active or os.getpid() != self._pid:
             return None
-        for play in self.before:
-            play()
+        if self.before is not None:
+            self.before()
         if torch_modes.watched():
             with torch_modes.unseen():
                 result = self.attempt(work, *args)

@@ -11,7 +11,6 @@ from torch import nn
 from llmdebug_nb.capture.calls import Leaf, OpenCall, SharedCounts, ThreadState
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.compat.torch_modes import Mode
-from llmdebug_nb.capture.gradient_rows import GradientRows
 from llmdebug_nb.capture.guard import Guard
 from llmdebug_nb.capture.hooks.gradients import Gradients
 from llmdebug_nb.capture.intervention import Intervention
@@ -32,6 +31,7 @@ from llmdebug_nb.capture.sink import CheckingRecorder
 from llmdebug_nb.capture.tape.player import Player
 from llmdebug_nb.capture.timing.profiler import Profile
 from llmdebug_nb.capture.walk import call_inputs, leaves, operator_inputs
+from llmdebug_nb.core.kernels.overflow import overflows
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import RootCall, View
 
@@ -45,7 +45,6 @@ class Observer:
     ``backward``: gradients are recorded. ``paused``: gradients and compiled code are not recorded
     now. ``unpaired``: count of backward operators left out because their forward operator was not
     seen. ``weights``: records those of modules. ``player``: plays what hooks only note.
-    ``gradient_hooks``, ``gradient_rows``: of backward passes.
     ``record(call, role, leaves)``: records inputs or outputs of a call.
     ``passing``: what lets calls pass, if calls are only checked for errors.
     ``latest``: the root call that backward passes belong to; None if it is not recorded.
@@ -96,12 +95,11 @@ class Observer:
         self.passing = None if check is None else Passing(check, *parts)
         levels = options.operator_levels if operators else ()
         self.ranks = Ranks(self, recorder, options, operators)
-        alone = check is None and reference is None and profile is None
-        self.gradient_rows = GradientRows(self, recorder, guard, options, alone)
-        self.gradient_hooks = Gradients(self._roles, self.guarded, self.gradient_rows)
-        self.weights = ModuleWeights(self, recorder, options, self.gradient_hooks)
+        self._gradients = Gradients(self._roles, self.guarded, self.record_gradient)
+        self.weights = ModuleWeights(self, recorder, options, self._gradients)
         self._call_stacks = CallStacks.of(recorder) if options.sources else None
         self._signatures = Signatures()
+        alone = check is None and reference is None and profile is None
         parts_of_player = self, recorder, guard, options, self._call_stacks
         self.player = Player.of(*parts_of_player) if alone else None
         self._modes = OperatorModes(self, levels, options.apis) if levels else None
@@ -119,8 +117,7 @@ class Observer:
     def stop(self) -> None:
         self._resting = True
         self.ranks.stop()
-        self.gradient_hooks.off()
-        self.gradient_rows.play()
+        self._gradients.off()
         self._forwards.clear()
         if self._modes:
             self._modes.pop()
@@ -241,7 +238,7 @@ class Observer:
             and torch.is_grad_enabled()
         ):
             inputs = list(inputs)
-            self.gradient_hooks.begin(call, inputs)
+            self._gradients.begin(call, inputs)
         if (
             self._inputs_before
             and not call.recomputed
@@ -255,7 +252,7 @@ class Observer:
         if not call.recorded:
             return
         if call.since is not None:
-            self.gradient_hooks.end(call, outputs)
+            self._gradients.end(call, outputs)
         if not call.recomputed and self.wants_phase(call):
             if self._role_after and "input" in self._roles:
                 self.record(call, self._role_after, call.inputs)
@@ -432,9 +429,13 @@ class Observer:
         if not pytorch.in_backward():
             # what follows is no loss, but an optimizer or the next batch
             self.thread.after_recorded = False
-            self.gradient_hooks.finish()
+            self._gradients.finish()
             self.ranks.end_backward()
             self._recorder.flush()
+
+    def record_gradient(self, call: OpenCall, role: str, slot: str, gradient: torch.Tensor) -> None:
+        if not self.paused and (self._overflow is None or overflows(gradient)):
+            self._recorder.record_tensor(call, role, slot, gradient, "backward")
 
     # -- values of the program --------------------------------------------------------------------
 
@@ -445,5 +446,5 @@ class Observer:
         outputs = leaves(value)
         self.record(call, "output", outputs)
         if gradients and self.backward and torch.is_grad_enabled():
-            self.gradient_hooks.begin(call, ())
-            self.gradient_hooks.end(call, outputs)
+            self._gradients.begin(call, ())
+            self._gradients.end(call, outputs)

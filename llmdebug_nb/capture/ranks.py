@@ -163,7 +163,6 @@ class Ranks:
         """Recognise no tensor of a device any more: torch counts no change by a collective."""
         if self._observer.player is not None:
             self._observer.player.tape.forget()
-        self._observer.gradient_rows.forget()
         if self._keeps:
             self._recorder.devices.forget()
 
@@ -195,7 +194,7 @@ class Ranks:
             slot = f"{name}{ACCUMULATED if added else REDUCED}"
             call = begin(slot)
             if call is not None:
-                self._observer.gradient_rows.record(call, "grad", slot, gradient)
+                self._observer.record_gradient(call, "grad", slot, gradient)
 
 
 def _is_zero(gradient: torch.Tensor | None) -> bool:

@@ -86,8 +86,7 @@ class Recorder:
         self._reserved: list[int] = []  # storage numbers that no other storage may take meanwhile
         self._seen_class = native.seen_class()
         self._seen: list[Seen] = []  # outputs, which reserve those of their storages
-        eye = native.noted()
-        self.devices, self._look = WaitingRows(eye), eye.look
+        self.devices = WaitingRows(native.eye())
         self._uncounted = False  # the tensor at hand may have changed without a new version
         self._placements = Placements(sink)
 
@@ -119,15 +118,18 @@ class Recorder:
     ) -> None:  # fmt: skip
         """Record a tensor as it is now. One that can't be kept raises nothing; it is counted."""
         with self._lock:
-            number, self.records = self.records, self.records + 1
             settled = self._settled.get(id(tensor))
+            # torch counts a change in place only after a dispatch mode has seen the operator
+            self._uncounted = role != "input" and call.level == "aten"
+            seen = self._seen_at_once(role, tensor) if settled is None else None
+            if seen is not None:
+                self.record_seen(call, role, [(slot, seen)], phase)
+                return
+            number, self.records = self.records, self.records + 1
             if settled is not None:
                 self._write_settled(settled, (number, call, phase, role, slot))
                 return
-            place, views, placed = None, None, None
-            is_output = role == "output"
-            # torch counts a change in place only after a dispatch mode has seen the operator
-            self._uncounted = role != "input" and call.level == "aten"
+            place, views, placed, is_output = None, None, None, role == "output"
             try:
                 if pytorch.is_wrapped(tensor):
                     tensor = pytorch.plain(tensor)
@@ -141,6 +143,14 @@ class Recorder:
             if place is not None and is_output:
                 self._reserved.append(place)
             self._write_row(tensor, place, (number, call, phase, role, slot), (views, placed))
+
+    def _seen_at_once(self, role: str, tensor: torch.Tensor) -> Seen | None:
+        """Return what C makes of a tensor; None if more is wanted, or something is unusual."""
+        more = self._policy.wanted or self._shown_fingerprint or self.weights.storages
+        if more or pytorch.is_wrapped(tensor):
+            return None
+        anew = self._uncounted or not self.devices.recognizes
+        return self.devices.eye.look(tensor, role == "output", anew)
 
     def record_seen(
         self, call: RecordedCall, role: str, leaves: Iterable[Leaf], phase: str = "forward"
@@ -283,12 +293,9 @@ class Recorder:
 
     def _describe(self, row: Row, tensor: torch.Tensor) -> None:
         """Fill in dtype, shape, statistics, fingerprint and payload, once for equal tensors."""
-        seen = self._look(tensor) if on_host(tensor) else None
+        seen = self.devices.eye.look(tensor) if on_host(tensor) else None
         if seen is not None:
             self._describe_seen(row, tensor, seen)
-            return
-        figures_only = not self._policy.wanted and not on_host(tensor)
-        if figures_only and self.devices.look(row, tensor, self._uncounted):
             return
         row[rows.DTYPE], row[rows.SHAPE] = dtype_name(tensor), "[]"
         row[rows.SHAPE] = geometry.shape_text(tensor)

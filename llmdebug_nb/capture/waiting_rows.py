@@ -9,7 +9,7 @@ import torch
 
 from llmdebug_nb.capture import geometry, rows
 from llmdebug_nb.capture.geometry import Key
-from llmdebug_nb.capture.tape.native import Noted, Seen
+from llmdebug_nb.capture.tape.native import Eye, Seen
 from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.kernels import on_device, raw
 from llmdebug_nb.core.kernels.on_device import Measured, Pages
@@ -23,9 +23,9 @@ class WaitingRows:
     ``recognizes``: a tensor is recognised by its place and version, within one root call.
     """
 
-    def __init__(self, eye: Noted[object]) -> None:
-        """``eye``: looks at tensors."""
-        self.recognizes, self._eye = True, eye
+    def __init__(self, eye: Eye) -> None:
+        """``eye``: looks at tensors; it is told, too, what to forget."""
+        self.recognizes, self.eye = True, eye
         self._pages = Pages()
         self._by_place: dict[Key, Row] = {}
         self._measured: list[tuple[Row, Measured]] = []
@@ -42,16 +42,7 @@ class WaitingRows:
     def forget(self) -> None:
         """Recognise no tensor any more: a root call ends, or versions do not tell of a change."""
         self._by_place.clear()
-        self._eye.forget()
-
-    def look(self, row: Row, tensor: torch.Tensor, changed: bool) -> bool:
-        """Describe and measure a tensor, if C can; tell whether it did."""
-        anew = changed or not self.recognizes
-        seen = self._eye.look_anew(tensor) if anew else self._eye.look(tensor)
-        if seen is not None:
-            row[rows.SEEN], row[rows.DEVICE] = seen.content(), seen.device
-            self.add(row, seen)
-        return seen is not None
+        self.eye.forget()
 
     def measure(self, row: Row, tensor: torch.Tensor) -> None:
         """Measure a tensor on its device; it may change afterwards.

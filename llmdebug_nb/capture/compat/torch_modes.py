@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import overrides
@@ -81,12 +81,13 @@ def watched() -> bool:
     return bool(_functions() or _dispatched() or _transform() is not None)
 
 
-# what to ask, and the answer where it is so: all in C, where no handler of a signal can run
-Question: TypeAlias = tuple[Callable[[], object], object]
-# this thread runs outside of autograd's engine
-OUTSIDE_ENGINE: Question = (torch._C._current_graph_task_id, -1)
-# TorchScript traces nothing, and no transform wraps tensors
-UNWATCHED: tuple[Question, ...] = ((torch._C._get_tracing_state, None), (_transform, None))
+# what to ask, and the answers where this thread runs outside of autograd's engine, TorchScript
+# traces nothing, and no transform wraps tensors; all in C, where no handler of a signal can run
+UNWATCHED: tuple[tuple[Callable[[], object], object], ...] = (
+    (torch._C._current_graph_task_id, -1),
+    (torch._C._get_tracing_state, None),
+    (_transform, None),
+)
 # how many function modes there are, and the context in which they see nothing
 FUNCTION_MODES: tuple[Callable[[], int], Callable[[], object]] = (
     _functions,

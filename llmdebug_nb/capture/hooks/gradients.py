@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 import torch
 from torch.autograd.graph import Node as AutogradNode
@@ -18,10 +17,11 @@ from torch.utils.hooks import RemovableHandle
 from llmdebug_nb.capture.calls import Leaf, OpenCall
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.guard import Guarded
-from llmdebug_nb.capture.tape.native import seen_class
 
 _MANY = 4096
 
+# (call, role, slot, gradient)
+Record = Callable[[OpenCall, str, str, torch.Tensor], None]
 _Edge = tuple[AutogradNode, int]
 _Gradients = tuple[torch.Tensor | None, ...]
 
@@ -40,45 +40,43 @@ class _Sum:
             self.value = gradient if self.value is None else self.value + gradient
 
 
-class Rows(Protocol):
-    """Makes the rows of gradients. ``note``: is asked first; False: it must be recorded at once."""
-
-    def note(self, call: OpenCall, role: str, slot: str, gradient: torch.Tensor, /) -> bool: ...
-    def record(self, call: OpenCall, role: str, slot: str, gradient: torch.Tensor, /) -> None: ...
-
-
 class Gradients:
     """The node hooks of one session; ``off`` takes all of them off."""
 
-    def __init__(self, roles: tuple[str, ...], guarded: Guarded, rows: Rows) -> None:
-        self._roles, self._guarded, self._rows = roles, guarded, rows
+    def __init__(self, roles: tuple[str, ...], guarded: Guarded, record: Record) -> None:
+        self._roles, self._guarded, self._record = roles, guarded, record
         self._handles: list[RemovableHandle] = []
         # id of a parameter -> its node, which holds the parameter and stays the same one
         self._parameters: dict[int, AutogradNode] = {}
         self._watched: set[int] = set()
         self._open: dict[int, tuple[OpenCall, str, _Sum]] = {}
         self._lock = threading.Lock()
-        self._seen = seen_class()
 
     def begin(self, call: OpenCall, inputs: Iterable[Leaf]) -> None:
         """Note where a call's part of the graph starts, before the call can write to its inputs."""
         if torch.is_grad_enabled():
-            call.since, call.edges = pytorch.autograd_clock(), self._edges(inputs)
-
-    def begin_seen(self, call: OpenCall, clock: int, inputs: list[Leaf]) -> None:
-        """Do the same later. ``clock``: autograd's when the call began; -1: gradients were off."""
-        if clock >= 0:
-            call.since, call.edges = clock, self._edges_seen(inputs)
+            call.since = pytorch.autograd_clock()
+            call.edges = [
+                (slot, self._edge(leaf))
+                for slot, leaf in inputs
+                if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+            ]
 
     def end(self, call: OpenCall, outputs: Iterable[Leaf]) -> None:
         """Hook the nodes at both ends of a call's part of the graph."""
-        if call.since is not None:
-            self._hook_ends(call, self._edges(outputs))
-
-    def end_seen(self, call: OpenCall, outputs: list[Leaf]) -> None:
-        """Do the same later."""
-        if call.since is not None:
-            self._hook_ends(call, self._edges_seen(outputs))
+        if call.since is None:
+            return
+        roots = []
+        for slot, leaf in outputs:
+            if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
+                continue
+            node, number = self._edge(leaf)
+            roots.append(node)
+            if "input" in self._roles:
+                self._hook(node.register_prehook, self._on_arrival(call, slot, number))
+        if roots and call.edges and "output" in self._roles:
+            self._hook_exits(call, roots)
+        call.edges = ()
 
     def watch_parameter(
         self, begin: Callable[[], OpenCall | None], slot: str, parameter: torch.Tensor
@@ -95,7 +93,7 @@ class Gradients:
         def on_add(gradients: _Gradients) -> None:
             call = begin()
             if call is not None and gradients[0] is not None:
-                self._arrives(call, "grad", slot, gradients[0])
+                self._guarded(self._record, call, "grad", slot, gradients[0])
 
         self._hook(node.register_prehook, on_add)
 
@@ -105,7 +103,7 @@ class Gradients:
             waiting, self._open = list(self._open.values()), {}
         for call, slot, total in waiting:
             if total.value is not None:
-                self._guarded(self._rows.record, call, "output", slot, total.value)
+                self._guarded(self._record, call, "output", slot, total.value)
 
     def off(self) -> None:
         handles, self._handles = self._handles, []
@@ -114,37 +112,12 @@ class Gradients:
         self._parameters.clear()
         self._open.clear()
 
-    def _edges(self, found: Iterable[Leaf]) -> list[tuple[str, _Edge]]:
-        return [
-            (slot, self._edge(leaf))
-            for slot, leaf in found
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-        ]
-
-    def _edges_seen(self, found: list[Leaf]) -> list[tuple[str, _Edge]]:
-        edges = []
-        for slot, leaf in found:
-            edge = leaf.edge() if isinstance(leaf, self._seen) else None
-            if edge is not None:
-                node, number = edge
-                own = self._edge(node) if isinstance(node, torch.Tensor) else (node, number)
-                edges.append((slot, own))
-        return edges
-
     def _edge(self, tensor: torch.Tensor) -> _Edge:
         """Return the node where the gradient of a tensor arrives, and the number of its output."""
         node = tensor.grad_fn or self._parameters.get(id(tensor)) or pytorch.accumulator_of(tensor)
         if type(tensor) is torch.nn.Parameter:
             self._parameters[id(tensor)] = node
         return node, tensor.output_nr
-
-    def _hook_ends(self, call: OpenCall, outputs: list[tuple[str, _Edge]]) -> None:
-        if "input" in self._roles:
-            for slot, (node, number) in outputs:
-                self._hook(node.register_prehook, self._on_arrival(call, slot, number))
-        if outputs and call.edges and "output" in self._roles:
-            self._hook_exits(call, [node for _, (node, _) in outputs])
-        call.edges = ()
 
     def _hook(self, register: Callable[..., RemovableHandle], hook: Callable[..., None]) -> None:
         if len(self._handles) >= _MANY:
@@ -155,13 +128,9 @@ class Gradients:
         def on_arrival(gradients: _Gradients) -> None:
             gradient = gradients[number]
             if gradient is not None:
-                self._arrives(call, "input", slot, gradient)
+                self._guarded(self._record, call, "input", slot, gradient)
 
         return on_arrival
-
-    def _arrives(self, call: OpenCall, role: str, slot: str, gradient: torch.Tensor) -> None:
-        if not self._rows.note(call, role, slot, gradient):
-            self._guarded(self._rows.record, call, role, slot, gradient)
 
     def _hook_exits(self, call: OpenCall, roots: list[AutogradNode]) -> None:
         """Hook every node of the call's part of the graph from which an edge leads to an input."""
@@ -187,7 +156,7 @@ class Gradients:
                 exits.append((node, place, slots))
                 for slot in slots:
                     counts[slot] = counts.get(slot, 0) + 1
-        sums = {slot: _Sum(count) for slot, count in counts.items() if count > 1}
+        sums = {slot: _Sum(count) for slot, count in counts.items()}
         for node, place, slots in exits:
             self._hook(node.register_hook, self._on_exit(call, place, slots, sums))
 
@@ -196,13 +165,9 @@ class Gradients:
     ) -> Callable[..., None]:
         def on_exit(gradients: _Gradients, _: object) -> None:
             gradient = gradients[place]
-            if gradient is None:
-                return
-            for slot in slots:
-                if slot in sums:
+            if gradient is not None:
+                for slot in slots:
                     self._guarded(self._add, call, slot, sums[slot], gradient)
-                else:
-                    self._arrives(call, "output", slot, gradient)
 
         return on_exit
 
@@ -215,4 +180,4 @@ class Gradients:
             self._open.pop(id(total), None)
         value, total.value = total.value, None  # if we held it, the engine would have to copy it
         if value is not None:
-            self._rows.record(call, "output", slot, value)
+            self._record(call, "output", slot, value)

@@ -18,7 +18,6 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 import numpy as np
 import torch
 import xxhash
-from torch.autograd.graph import Node as AutogradNode
 
 from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.capture.compat import pytorch, torch_modes
@@ -65,15 +64,9 @@ class Seen(Protocol):
     def place(self) -> tuple[int, tuple[int, ...], tuple[int, ...], str]:
         """Return where it lies in its storage: offset, shape, strides in elements, dtype."""
 
-    def edge(self) -> tuple[AutogradNode | torch.Tensor, int] | None:
-        """Return where its gradient arrives, once: a node or this leaf, and the output's number."""
 
-
-# what is done about gradients when calls are noted
-Gradients: TypeAlias = Literal["ignored", "refused", "followed"]
-# the call of a module begins or ends: what it is, autograd's clock (-1: gradients are off or not
-# followed; None: it ends), its leaves (None: it raised)
-ModuleEvent: TypeAlias = tuple[T, int | None, list[Leaf] | None]
+# the call of a module begins or ends: what it is, whether it ends, its leaves (None: it raised)
+ModuleEvent: TypeAlias = tuple[T, bool, list[Leaf] | None]
 # views were made: the operator, the place in the program, the arguments, pairs of base and view
 ViewEvent: TypeAlias = tuple[Operator, str, tuple[object, ...], list[tuple[Seen, Seen]]]
 # an operator ran: what it is, its call stack, its leaves (of outputs None: it raised; False: they
@@ -87,33 +80,28 @@ Event: TypeAlias = ModuleEvent[T] | ViewEvent | OperatorEvent | EndEvent
 Known: TypeAlias = tuple[object, Callable[..., object], Operator, bool]
 
 
-class Noted(Protocol[T]):
-    """Tensors that are looked at, and gradients that are noted.
+class Eye(Protocol):
+    """Looks at tensors: ``look`` returns what one is, None if another way must find out.
 
-    ``look``: returns what a tensor is, None if another way must find out: so it is with special
-    classes and dtypes, with empty and freed tensors, and large strided ones. It copies strided
-    tensors to memory of its own, so only one thread may call it at a time. ``look_anew``: of one on
-    a device that may have changed without a new version. ``note(tag, tensor, is_output)``: writes
-    (tag, `Seen`) on the tape, from any thread; False: nothing was noted. ``take``: what is on it.
-    ``forget``: tensors on devices have changed, and their versions do not tell.
+    So it is with special classes and dtypes, with empty and freed tensors, and large strided ones.
+    Strided tensors are copied to memory of its own, so only one thread may call it at a time.
+    ``is_output``: the number of its storage is reserved. ``anew``: a tensor on a device may have
+    changed without a new version; ``forget``: all may.
     """
 
-    def look(self, tensor: torch.Tensor, /) -> Seen | None: ...
-    def look_anew(self, tensor: torch.Tensor, /) -> Seen | None: ...
-    def note(self, tag: T, tensor: torch.Tensor, is_output: bool, /) -> bool: ...
-    def take(self) -> list[tuple[T, Seen]]: ...
+    def look(
+        self, tensor: torch.Tensor, is_output: bool = False, anew: bool = False, /
+    ) -> Seen | None: ...
     def forget(self) -> None: ...
-    def __len__(self) -> int: ...
 
 
-class Tape(Protocol[T]):
+class Tape(Eye, Protocol[T]):
     """What the hooks of one thread see. Tensors in its leaves are `Seen`.
 
     ``begin``, ``end``: note that a call begins or ends; False: nothing was noted, as something in
     it is unusual, or the tape isn't open for this thread. ``tag``: comes back in the event.
     ``looks``: its leaves are wanted. Of a result None, the exception that is handled tells whether
     the call raised.
-    ``forget``: tensors on devices have changed, and their versions do not tell.
     ``open``, ``shut``: for the running thread. ``take``: the events, which leave the tape.
     ``watch``: what the gates of operators know; see `OperatorTape`. Only then:
     ``begin_function``, ``end_function``, ``note_views``: note a function, its end (with a tuple of
@@ -147,48 +135,44 @@ class Tape(Protocol[T]):
         new_kernel: Callable[[int, str, bool, bool], object], stream: Callable[[int], object],
         current: Callable[[], object], capturing: Callable[[], object], /,
     ) -> None: ...  # fmt: skip
-    def forget(self) -> None: ...
     def open(self) -> None: ...
     def shut(self) -> None: ...
     def take(self) -> list[Event[T]]: ...
     def __len__(self) -> int: ...
 
 
-def tape(gradients: Gradients = "ignored") -> Tape[Any] | None:
+def tape(without_gradients: bool) -> Tape[Any] | None:
     """Return a new tape, or None if the C kernel isn't used or torch lacks what it needs.
 
-    ``gradients``: what is done about them; "refused": no call is noted while they are on.
+    ``without_gradients``: it refuses calls while gradients are on.
     """
     make = _make()
-    if make is None:
-        return None
-    calm = [torch_modes.OUTSIDE_ENGINE, *torch_modes.UNWATCHED]
-    calm += [(torch.is_grad_enabled, False)] * (gradients == "refused")
-    made: Tape[Any] = make(calm, gradients == "followed")
-    return made
+    return None if make is None else make(without_gradients)
 
 
 @cache
-def _make() -> Callable[[list[torch_modes.Question], bool], Any] | None:
+def _make() -> Callable[[bool], Tape[Any]] | None:
     view, module = native.tensor_view(), _library()
     if view is None or module is None or native.kernel() is None:
         return None
 
-    def make(calm: list[torch_modes.Question], follows: bool) -> Any:
+    def make(without_gradients: bool) -> Tape[Any]:
+        calm = list(torch_modes.UNWATCHED)
+        if without_gradients:
+            calm.append((torch.is_grad_enabled, False))
         ask, answers = zip(*calm, strict=True)
-        gradients = (torch.is_grad_enabled, pytorch.autograd_clock) if follows else (None, None)
         plain = frozenset(LEAVES - {torch.Tensor, torch.nn.Parameter})
-        made = module.Tape(
+        made: Tape[Any] = module.Tape(
             view, torch.Tensor, torch.nn.Parameter, plain, xxhash.xxh3_64_intdigest,
             torch.get_num_threads, pytorch.release_storage_number, leaves, OtherLeaf.of,
-            ask, answers, *torch_modes.FUNCTION_MODES, _KINDS, *gradients,
+            ask, answers, *torch_modes.FUNCTION_MODES, _KINDS,
         )  # fmt: skip
         means = devices.means()
         if means is not None:
             made.devices(*means)
         return made
 
-    return make if _is_right(make([*torch_modes.UNWATCHED], False)) else None
+    return make if _is_right(make(False)) else None
 
 
 class _NeverSeen:
@@ -205,35 +189,23 @@ class _NeverSeen:
     def place(self) -> tuple[int, tuple[int, ...], tuple[int, ...], str]:
         raise NotImplementedError
 
-    def edge(self) -> tuple[AutogradNode | torch.Tensor, int] | None:
-        raise NotImplementedError
-
 
 class _Blind:
     """Sees no tensor, where there is no tape."""
 
-    def look(self, tensor: torch.Tensor) -> Seen | None:
+    def look(
+        self, tensor: torch.Tensor, is_output: bool = False, anew: bool = False
+    ) -> Seen | None:
         return None
-
-    look_anew = look
-
-    def note(self, tag: object, tensor: torch.Tensor, is_output: bool) -> bool:
-        return False
-
-    def take(self) -> list[tuple[Any, Seen]]:
-        return []
 
     def forget(self) -> None:
         pass
 
-    def __len__(self) -> int:
-        return 0
 
-
-def noted(wanted: bool = True) -> Noted[Any]:
-    """Return a new tape for tensors and gradients. ``wanted``: else it refuses all."""
-    make = _make() if wanted else None
-    return _Blind() if make is None else make([*torch_modes.UNWATCHED], False)
+def eye() -> Eye:
+    """Return what looks at tensors."""
+    made = tape(False)
+    return _Blind() if made is None else made
 
 
 def seen_class() -> type[Seen]:
@@ -274,7 +246,7 @@ def _library() -> Any:
     return module if getattr(module, "version", 0) == _VERSION else None  # built of other sources
 
 
-def _is_right(tape: Noted[Any]) -> bool:
+def _is_right(tape: Eye) -> bool:
     """Test with a strided tensor, without torch's factories: a mode may watch them."""
     values = np.array([[1, 2], [3, 4]], np.float32)
     seen = tape.look(torch.from_numpy(values).t())

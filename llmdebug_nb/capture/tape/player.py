@@ -6,7 +6,6 @@ the root call. Rows are committed then anyway, so a program that crashes loses n
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
@@ -17,13 +16,12 @@ from torch import nn
 from llmdebug_nb.capture.calls import Leaf, OpenCall, ThreadState
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.guard import Guard
-from llmdebug_nb.capture.hooks.gradients import Gradients as GradientHooks
 from llmdebug_nb.capture.known_weights import KnownWeights
 from llmdebug_nb.capture.name_filter import NameFilter
 from llmdebug_nb.capture.operators.call_stacks import CallStacks
 from llmdebug_nb.capture.operators.kinds import Operator
 from llmdebug_nb.capture.operators.view_chains import arguments_text
-from llmdebug_nb.capture.tape.native import Event, Gradients, Known, Outputs, Seen, Tape, tape
+from llmdebug_nb.capture.tape.native import Event, Known, Outputs, Seen, Tape, tape
 from llmdebug_nb.core.kernels.fingerprint import ALGORITHM
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import View
@@ -51,7 +49,6 @@ class CallListener(Protocol):
 
     names: NameFilter
     backward: bool
-    gradient_hooks: GradientHooks
 
     @property
     def thread(self) -> ThreadState: ...
@@ -91,6 +88,7 @@ class Player:
         self.tape, self._listener = played, listener
         self._recorder, self._attempt = recorder, attempt
         self._waiting: deque[Event[PlayedModule]] = deque()  # some stay if an exception comes
+        self._lock = threading.RLock()  # the owner waits for a thread that plays in its place
         self.operators: dict[int, Known] | None = None
         self._views: dict[tuple[str, str, str, int | None], View] = {}  # of the root call
         self._functions: list[OpenCall | None] = []  # those that are open; None: not recorded
@@ -111,16 +109,11 @@ class Player:
         None: there is no tape, or the options need more than it keeps. Operators are not noted if
         only some calls are wanted, as which ones is found out when the tape is played.
         """
-        gradients: Gradients = "refused"
-        if not listener.backward:
-            gradients = "ignored"
-        elif not options.operator_levels and len(options.roles) == 2:
-            gradients = "followed"
-        made = tape(gradients) if may_wait(options) else None
+        made = tape(listener.backward) if may_wait(options) else None
         if made is None:
             return None
         player = cls(made, listener, recorder, guard.attempt)
-        guard.before.append(player.play)
+        guard.before = player.play
         if listener.names.selects_all and not options.layers and not options.types:
             player._note_operators(stacks, options.roles)
         return player
@@ -168,8 +161,9 @@ class Player:
 
     def play(self) -> None:
         """Record what is on the tape, if it is of this thread."""
-        if (self.tape or self._waiting) and self._owner == threading.get_ident():
-            self._play()
+        if self._owner == threading.get_ident():
+            with self._lock:
+                self._play()
 
     def play_for_owner(self) -> None:
         """Record what is on the tape as in the thread that it is of."""
@@ -177,23 +171,25 @@ class Player:
             self.play()
             return
         here = vars(self._listener.thread)
-        own = here.copy()
-        here.update(self._state)
-        try:
-            self._play()
-        finally:
-            here.clear()
-            here.update(own)
+        with self._lock:
+            own = here.copy()
+            here.update(self._state)
+            try:
+                self._play()
+            finally:
+                self._state.update((name, here[name]) for name in [*self._state])
+                here.clear()
+                here.update(own)
 
     def _play(self) -> None:
-        self._waiting += self.tape.take()
+        if self.tape:
+            self._waiting += self.tape.take()
         while self._waiting:  # one raised: go on behind it
             self._attempt(self._play_events, self._taken())
 
     def _taken(self) -> Iterator[Event[PlayedModule]]:
-        with contextlib.suppress(IndexError):  # all are taken
-            while True:
-                yield self._waiting.popleft()
+        while self._waiting:
+            yield self._waiting.popleft()
 
     def _play_events(self, events: Iterator[Event[PlayedModule]]) -> None:
         listener, record = self._listener, self._recorder.record_seen
@@ -208,18 +204,18 @@ class Player:
             if len(event) == 4:
                 self._play_views(*event)
                 continue
-            module, clock, leaves = event
-            if clock is not None:
+            module, is_end, leaves = event
+            if not is_end:
                 call = listener.open_module(module.path, module.module, module.selected, False)
-                if call.recorded:
-                    listener.gradient_hooks.begin_seen(call, clock, leaves or [])
-                    record(call, "input", leaves or [])
+                if leaves and call.recorded:
+                    record(call, "input", leaves)
             else:
                 ended = leave(module.path)
-                if ended is not None and ended.recorded and leaves is not None:
-                    listener.gradient_hooks.end_seen(ended, leaves)
-                    record(ended, "output", leaves)
-                    listener.names.end(ended)
+                if ended is not None and ended.recorded:
+                    if leaves:
+                        record(ended, "output", leaves)
+                    if leaves is not None:
+                        listener.names.end(ended)
 
     def _play_operator(
         self,

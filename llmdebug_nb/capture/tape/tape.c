@@ -27,7 +27,7 @@ enum { SMALL_WEIGHT = 64 << 10, WORDS = 64, WEIGHTS = 16 << 10 }; /* as in known
 static const int64_t ENDLESS = (int64_t)1 << 40; /* elements */
 
 static PyObject *is_neg, *untyped_storage, *nbytes_name, *storage_offset, *cdata, *weak_ref, *zero_text, *enter_name, *exit_name;
-static PyObject *version_name, *cpu_text, *requires_grad, *grad_fn, *output_nr;
+static PyObject *version_name, *cpu_text;
 static PyObject *slot_texts[SLOTS];
 static PyTypeObject *seen_type, *tape_type;
 static unsigned long generation; /* counts forks: a child does not write on its parent's tape */
@@ -49,7 +49,6 @@ typedef struct {
     PyObject *names;   /* of the kinds */
     PyObject *page;    /* of a device, NULL on the host: which rows of it hold the summary, once it is read back */
     PyObject *device;  /* its name; NULL on the host */
-    PyObject *edge;    /* where its gradient arrives, until somebody asks: see `find_edge`; NULL if it has none */
     int64_t first, length, count;
 } Seen;
 
@@ -68,7 +67,6 @@ static void seen_dealloc(PyObject *object)
     Py_XDECREF(seen->names);
     Py_XDECREF(seen->page);
     Py_XDECREF(seen->device);
-    Py_XDECREF(seen->edge);
     PyObject_Free(object);
     Py_DECREF(type);
 }
@@ -180,21 +178,9 @@ static PyObject *seen_measured(PyObject *object, PyObject *unused)
                          (long long)seen->count);
 }
 
-/* Where its gradient arrives: a node of autograd, or itself if it is a leaf, and the number of the output. None if it has
-   none, or the second time. */
-static PyObject *seen_edge(PyObject *object, PyObject *unused)
-{
-    (void)unused;
-    Seen *seen = (Seen *)object;
-    PyObject *edge = seen->edge ? seen->edge : nothing();
-    seen->edge = NULL;
-    return edge;
-}
-
 static PyMethodDef seen_methods[] = {{"content", seen_content, METH_NOARGS, NULL},
                                      {"place", seen_place, METH_NOARGS, NULL},
                                      {"measured", seen_measured, METH_NOARGS, NULL},
-                                     {"edge", seen_edge, METH_NOARGS, NULL},
                                      {NULL, NULL, 0, NULL}};
 static PyGetSetDef seen_getset[] = {{"storage", seen_storage, NULL, NULL, NULL},
                                     {"device", seen_device, NULL, NULL, NULL},
@@ -259,10 +245,7 @@ typedef struct {
     PyObject *new_page, *new_kernel, *stream, *current, *capturing; /* functions */
     PyObject *placed; /* by the bytes of a `State`, the `Seen` of this root call */
     PyObject *inputs; /* of the operator whose outputs are looked at; borrowed, NULL otherwise */
-    PyObject *gradients, *ticks; /* functions: whether they are on, and autograd's clock; None if nobody wants them */
-    int follows;      /* the gradients of what is looked at */
     int anew;         /* the tensor that is looked at may have changed without a new version */
-    int noting;       /* a gradient is looked at; other threads may run meanwhile */
 } Tape;
 
 /* Copy a matrix whose columns lie packed, such as a transposed weight, in tiles that fill lines of the cache. */
@@ -492,7 +475,7 @@ static Seen *new_seen(Tape *tape)
 {
     Seen *seen = PyObject_New(Seen, seen_type);
     if (seen) {
-        seen->storage = seen->release = seen->page = seen->device = seen->edge = NULL;
+        seen->storage = seen->release = seen->page = seen->device = NULL;
         seen->names = tape->names;
         Py_INCREF(seen->names);
         tape->seen++;
@@ -500,29 +483,12 @@ static Seen *new_seen(Tape *tape)
     return seen;
 }
 
-/* Note where the gradient of a tensor arrives: the tensor may be written to later. */
-static int find_edge(Seen *seen, PyObject *tensor)
-{
-    PyObject *requires = PyObject_GetAttr(tensor, requires_grad);
-    Py_XDECREF(requires);
-    if (requires != Py_True)
-        return requires ? DONE : FAILED;
-    PyObject *node = PyObject_GetAttr(tensor, grad_fn), *number = node ? PyObject_GetAttr(tensor, output_nr) : NULL;
-    if (number)
-        seen->edge = PyTuple_Pack(2, node == Py_None ? tensor : node, number);
-    Py_XDECREF(node);
-    Py_XDECREF(number);
-    return seen->edge ? DONE : FAILED;
-}
-
 static int append_tensor(Tape *tape, PyObject *list, PyObject *slot, PyObject *tensor, int is_output)
 {
     Seen *seen = new_seen(tape);
     if (!seen)
         return FAILED;
-    int done = look(tape, seen, tensor, is_output, 1);
-    if (done == DONE && tape->follows)
-        done = find_edge(seen, tensor);
+    const int done = look(tape, seen, tensor, is_output, 1);
     if (done != DONE) {
         Py_DECREF(seen);
         return done;
@@ -632,27 +598,23 @@ static int append_keywords(Tape *tape, PyObject *list, PyObject *kwargs)
     return done;
 }
 
-/* Tell whether there is room on the tape, and nobody would see or need what we do in it. */
-static int is_calm(Tape *tape)
+/* Tell whether this thread may write on the tape, and nobody would see or need what we do in it. */
+static int is_open(Tape *tape)
 {
-    if (tape->generation != generation || tape->seen >= MOST || PyList_Size(tape->events) >= MOST)
+    if (tape->owner == 0 || tape->owner != PyThread_get_thread_ident() || tape->generation != generation)
+        return REFUSED;
+    if (tape->seen >= MOST || PyList_Size(tape->events) >= MOST)
         return REFUSED;
     const Py_ssize_t count = PyTuple_Size(tape->busy);
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *state = PyObject_CallNoArgs(PyTuple_GetItem(tape->busy, i));
         PyObject *calm = PyTuple_GetItem(tape->calm, i);
-        const int same = !state ? FAILED : state == calm ? 1 : PyObject_RichCompareBool(state, calm, Py_EQ);
+        const int is_calm = !state ? FAILED : state == calm ? 1 : PyObject_RichCompareBool(state, calm, Py_EQ);
         Py_XDECREF(state);
-        if (same != 1)
-            return same;
+        if (is_calm != 1)
+            return is_calm;
     }
     return DONE;
-}
-
-/* Tell whether this thread may write on the tape. */
-static int is_open(Tape *tape)
-{
-    return tape->owner != 0 && tape->owner == PyThread_get_thread_ident() ? is_calm(tape) : REFUSED;
 }
 
 /* Hide what we do from modes that see functions; those of the dispatcher see none of it. Returns how to end that in
@@ -692,35 +654,19 @@ static void forget_error(void)
     PyErr_Clear();
 }
 
-/* Write an event. `clock`: NULL if the call ends; `leaves`: NULL if it raised; takes the references. Returns a new True or
-   False, never an exception. */
-static PyObject *finish(Tape *tape, int done, PyObject *context, PyObject *tag, PyObject *clock, PyObject *leaves)
+/* Write an event. `leaves`: NULL if the call raised; takes the reference. Returns a new True or False, never an exception. */
+static PyObject *finish(Tape *tape, int done, PyObject *context, PyObject *tag, PyObject *is_end, PyObject *leaves)
 {
-    tape->follows = 0;
     if (done == DONE) {
-        PyObject *event = PyTuple_Pack(3, tag, clock ? clock : Py_None, leaves ? leaves : Py_None);
+        PyObject *event = PyTuple_Pack(3, tag, is_end, leaves ? leaves : Py_None);
         done = event && PyList_Append(tape->events, event) == 0 ? DONE : FAILED;
         Py_XDECREF(event);
     }
     Py_XDECREF(leaves);
-    Py_XDECREF(clock);
     show(context);
     if (done == FAILED)
         forget_error();
     return PyBool_FromLong(done == DONE);
-}
-
-/* Return autograd's clock, a new reference: -1 if gradients are off, or nobody wants them. */
-static PyObject *clock_of(Tape *tape)
-{
-    if (tape->gradients == Py_None)
-        return PyLong_FromLong(-1);
-    PyObject *on = PyObject_CallNoArgs(tape->gradients);
-    Py_XDECREF(on);
-    if (!on)
-        return NULL;
-    tape->follows = on == Py_True;
-    return tape->follows ? PyObject_CallNoArgs(tape->ticks) : PyLong_FromLong(-1);
 }
 
 /* begin(tag, looks, args, kwargs): a call begins. `looks`: its arguments are wanted. */
@@ -728,9 +674,9 @@ static PyObject *tape_begin(PyObject *object, PyObject *const *given, Py_ssize_t
 {
     Tape *tape = (Tape *)object;
     int done = count == 4 && PyTuple_Check(given[2]) && PyDict_Check(given[3]) ? is_open(tape) : REFUSED;
-    PyObject *leaves = done == DONE ? PyList_New(0) : NULL, *context = NULL, *clock = NULL;
+    PyObject *leaves = done == DONE ? PyList_New(0) : NULL, *context = NULL;
     if (done == DONE)
-        done = leaves && (clock = clock_of(tape)) ? hide(tape, &context) : FAILED;
+        done = leaves ? hide(tape, &context) : FAILED;
     if (done == DONE && given[1] == Py_True) {
         for (Py_ssize_t i = 0; done == DONE && i < PyTuple_Size(given[2]); i++) {
             PyObject *slot = inner_slot(NULL, i);
@@ -740,7 +686,7 @@ static PyObject *tape_begin(PyObject *object, PyObject *const *given, Py_ssize_t
         if (done == DONE)
             done = append_keywords(tape, leaves, given[3]);
     }
-    return finish(tape, done, context, given[0], clock, leaves);
+    return finish(tape, done, context, given[0], Py_False, leaves);
 }
 
 /* end(tag, looks, args, kwargs, result): a call ends. */
@@ -761,63 +707,26 @@ static PyObject *tape_end(PyObject *object, PyObject *const *given, Py_ssize_t c
     if (done == DONE && !raised) {
         leaves = PyList_New(0);
         done = leaves ? hide(tape, &context) : FAILED;
-        tape->follows = tape->gradients != Py_None;
         if (done == DONE && given[1] == Py_True)
             done = append_leaves(tape, leaves, NULL, given[4], 1, 0);
     }
-    return finish(tape, done, context, given[0], NULL, leaves);
+    return finish(tape, done, context, given[0], Py_True, leaves);
 }
 
 #include "operators.h"
 
-/* note(tag, tensor, is_output): a gradient arrives, in any thread. */
-static PyObject *tape_note(PyObject *object, PyObject *const *given, Py_ssize_t count)
+/* look(tensor, is_output, anew): what a tensor is, or None. `anew`: it may have changed without a new version. */
+static PyObject *tape_look(PyObject *object, PyObject *const *given, Py_ssize_t count)
 {
     Tape *tape = (Tape *)object;
-    if (count != 3 || tape->noting)
-        Py_RETURN_FALSE;
-    tape->noting = 1;
-    int done = (PyObject *)Py_TYPE(given[1]) == tape->tensor ? is_calm(tape) : REFUSED;
-    PyObject *context = NULL;
-    if (done == DONE)
-        done = hide(tape, &context);
-    Seen *seen = done == DONE ? new_seen(tape) : NULL;
-    if (done == DONE)
-        done = seen ? look(tape, seen, given[1], given[2] == Py_True, 1) : FAILED;
-    if (done == DONE) { /* now, as another thread may have taken the events meanwhile */
-        done = append(tape->events, given[0], (PyObject *)seen);
-        seen = NULL;
-    }
-    Py_XDECREF(seen);
-    show(context);
-    if (done == FAILED)
-        forget_error();
-    tape->noting = 0;
-    return PyBool_FromLong(done == DONE);
-}
-
-/* look(tensor): what a tensor is, or None. */
-static PyObject *tape_look(PyObject *object, PyObject *tensor)
-{
-    Tape *tape = (Tape *)object;
-    PyObject *type = (PyObject *)Py_TYPE(tensor), *list = PyList_New(0), *seen = NULL;
-    if (list && (type == tape->tensor || type == tape->parameter)
-        && append_tensor(tape, list, NULL, tensor, 0) == DONE)
-        seen = PyTuple_GetItem(PyList_GetItem(list, 0), 1);
+    PyObject *type = count > 0 ? (PyObject *)Py_TYPE(given[0]) : NULL;
+    Seen *seen = type && (type == tape->tensor || type == tape->parameter) ? new_seen(tape) : NULL;
+    tape->anew = count > 2 && given[2] == Py_True;
+    if (seen && look(tape, seen, given[0], count > 1 && given[1] == Py_True, 1) != DONE)
+        Py_CLEAR(seen);
+    tape->anew = 0;
     PyErr_Clear();
-    seen = seen ? seen : Py_None;
-    Py_INCREF(seen);
-    Py_XDECREF(list);
-    return seen;
-}
-
-/* look_anew(tensor): the same of one that may have changed without a new version. */
-static PyObject *tape_look_anew(PyObject *object, PyObject *tensor)
-{
-    ((Tape *)object)->anew = 1;
-    PyObject *seen = tape_look(object, tensor);
-    ((Tape *)object)->anew = 0;
-    return seen;
+    return seen ? (PyObject *)seen : nothing();
 }
 
 static PyObject *tape_open(PyObject *object, PyObject *unused)
@@ -843,8 +752,7 @@ static PyObject *tape_shut(PyObject *object, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* take(): the events, which leave the tape: (tag, autograd's clock if the call begins and None if it ends, its leaves or
-   None if it raised); of a gradient (tag, seen). */
+/* take(): the events, which leave the tape: (tag, whether the call ends, its leaves or None if it raised). */
 static PyObject *tape_take(PyObject *object, PyObject *unused)
 {
     (void)unused;
@@ -868,10 +776,9 @@ static int tape_init(PyObject *object, PyObject *args, PyObject *unused)
     Tape *tape = (Tape *)object;
     unsigned long long view;
     PyObject *tensor, *parameter, *plain, *digest, *threads, *release, *leaves, *other, *busy, *calm, *modes, *unseen, *names;
-    PyObject *gradients, *ticks;
-    if (!PyArg_ParseTuple(args, "KOOOOOOOOO!O!OOO!OO", &view, &tensor, &parameter, &plain, &digest, &threads, &release,
+    if (!PyArg_ParseTuple(args, "KOOOOOOOOO!O!OOO!", &view, &tensor, &parameter, &plain, &digest, &threads, &release,
                           &leaves, &other, &PyTuple_Type, &busy, &PyTuple_Type, &calm, &modes, &unseen, &PyTuple_Type,
-                          &names, &gradients, &ticks))
+                          &names))
         return -1;
     if (PyTuple_Size(busy) != PyTuple_Size(calm) || PyTuple_Size(names) <= BOOLS || tape->events) {
         PyErr_SetString(PyExc_ValueError, "these make no tape");
@@ -879,15 +786,14 @@ static int tape_init(PyObject *object, PyObject *args, PyObject *unused)
     }
     tape->view = (View *)(uintptr_t)view;
     PyObject *kept[] = {tensor, parameter, plain, digest, threads, release, leaves, other, busy, calm, modes, unseen,
-                        names, gradients, ticks};
+                        names};
     PyObject **to[] = {&tape->tensor, &tape->parameter, &tape->plain, &tape->digest, &tape->threads, &tape->release,
                        &tape->leaves, &tape->other, &tape->busy, &tape->calm,
-                       &tape->modes, &tape->unseen, &tape->names, &tape->gradients, &tape->ticks};
+                       &tape->modes, &tape->unseen, &tape->names};
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
         Py_INCREF(kept[i]);
         *to[i] = kept[i];
     }
-    tape->generation = generation;
     tape->keywords = PyDict_New();
     tape->others = PyDict_New();
     tape->events = PyList_New(0);
@@ -909,8 +815,7 @@ static void tape_dealloc(PyObject *object)
     PyObject *all[] = {tape->tensor, tape->parameter, tape->plain, tape->digest, tape->threads, tape->release,
                        tape->leaves, tape->other, tape->busy, tape->calm, tape->modes, tape->unseen, tape->names, tape->keywords, tape->others, tape->events,
                        tape->operators, tape->kinds, tape->numbers, tape->lines, tape->weights, tape->clock, tape->measured,
-                       tape->new_page, tape->new_kernel, tape->stream, tape->current, tape->capturing, tape->placed,
-                       tape->gradients, tape->ticks};
+                       tape->new_page, tape->new_kernel, tape->stream, tape->current, tape->capturing, tape->placed};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         Py_XDECREF(all[i]);
     free_devices(tape);
@@ -924,9 +829,7 @@ static void tape_dealloc(PyObject *object)
 static PyMethodDef tape_methods[] = {
     {"begin", (PyCFunction)(void (*)(void))tape_begin, METH_FASTCALL, NULL},
     {"end", (PyCFunction)(void (*)(void))tape_end, METH_FASTCALL, NULL},
-    {"note", (PyCFunction)(void (*)(void))tape_note, METH_FASTCALL, NULL},
-    {"look", tape_look, METH_O, NULL},
-    {"look_anew", tape_look_anew, METH_O, NULL},
+    {"look", (PyCFunction)(void (*)(void))tape_look, METH_FASTCALL, NULL},
     {"watch", (PyCFunction)(void (*)(void))tape_watch, METH_FASTCALL, NULL},
     {"begin_function", (PyCFunction)(void (*)(void))tape_begin_function, METH_FASTCALL, NULL},
     {"end_function", tape_end_function, METH_O, NULL},
@@ -948,11 +851,9 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_tape", NULL, -1
 PyMODINIT_FUNC PyInit__tape(void)
 {
     const char *texts[] = {"is_neg", "untyped_storage", "nbytes", "storage_offset", "_cdata", "_weak_ref", "0", "__enter__", "__exit__",
-                           "_version", "cpu", "f_back", "f_lasti", "tape", "slowly", "note_slowly", "end_slowly", "api",
-                           "requires_grad", "grad_fn", "output_nr"};
+                           "_version", "cpu", "f_back", "f_lasti", "tape", "slowly", "note_slowly", "end_slowly", "api"};
     PyObject **names[] = {&is_neg, &untyped_storage, &nbytes_name, &storage_offset, &cdata, &weak_ref, &zero_text, &enter_name, &exit_name,
-                           &version_name, &cpu_text, &f_back, &f_lasti, &tape_name, &slowly, &note_slowly, &end_slowly, &api_text,
-                           &requires_grad, &grad_fn, &output_nr};
+                           &version_name, &cpu_text, &f_back, &f_lasti, &tape_name, &slowly, &note_slowly, &end_slowly, &api_text};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (!*names[i] && !(*names[i] = PyUnicode_InternFromString(texts[i])))
             return NULL;
