@@ -276,9 +276,10 @@ class _Judge:
             if m.pair.golden is not None and site.role == "output":
                 self._outputs[m.pair.golden.id] = level
         if site.role == "grad" and row.verdict == "within_noise" and not row.follows:
-            # of statistics, the error is only a lower bound
-            turned = row.metrics.get(TURNED, turned_by(row.limit or 0.0) if row.error else 0.0)
-            self._noise.of_weights.add(site, turned or 0.0)
+            # an extreme element, of which statistics tell, may be off by less than others
+            error = min(row.limit or 0.0, (1 + constants.CARRIER_ERRORS) * m.least_error(eps))
+            turned = turned_by(error, record.summary) if row.error else 0.0
+            self._noise.of_weights.add(site, row.metrics.get(TURNED, turned) or 0.0)
         if row.metrics.get("top1_flips") and row.verdict == "within_noise":
             self._flips.add((site.rank, site.generation))
         return row

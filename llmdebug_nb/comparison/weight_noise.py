@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.placement import unshared
-from llmdebug_nb.core.records import Site
+from llmdebug_nb.core.records import Site, Summary
 
 if TYPE_CHECKING:
     import torch
@@ -69,14 +69,23 @@ def shown(error: float, carriers: float) -> float:
     return error * (1 + constants.CARRIER_ERRORS / math.sqrt(carriers)) if error else 0.0
 
 
-def turned_by(error: float) -> float:
-    """Return what `turned` is of gradients of whose values only the relative L2 error is known.
+def turned_by(error: float, gradient: Summary) -> float:
+    """Return what `turned` may be of a gradient of which only statistics are known.
 
-    Two normal variables whose correlation is the cosine of an angle differ in sign with the
-    probability angle / pi (W. F. Sheppard, 1899), and the error is that angle, if it is small. An
-    element that is turned is off by twice its size.
+    ``error``: its relative L2 error. Of n normal elements, error * n * sqrt(2 / pi) are expected to
+    be smaller than their errors, and may have any sign. If there are none, the smallest have most:
+    Adam's step by one changes by eps / (its size + eps)^2 times its error.
     """
-    return math.sqrt(4 * min(error, 1.0) / math.pi)
+    n = gradient.numel - (gradient.zero or 0)
+    if not n or not gradient.l2norm or not math.isfinite(gradient.l2norm):
+        return 0.0
+    size, density = gradient.l2norm / math.sqrt(n), n * math.sqrt(2 / math.pi)
+    smaller, eps = min(error, 1.0) * density, constants.ADAM_EPSILON
+    if smaller >= constants.SMALLEST_BY_CHANCE:
+        return 2 * math.sqrt(max(smaller, 1.0) / n)
+    smallest = constants.SMALLEST_BY_CHANCE * size / density
+    step = min(2.0, error * size * eps / (smallest + eps) ** 2)
+    return step * math.sqrt(max(eps / size * density, 1.0) / n)  # so many are smaller than eps
 
 
 class WeightNoise:

@@ -185,6 +185,8 @@ PERTURBED = 0.5
 # What Adam adds to a gradient's size before it divides by it: the default of torch.optim.Adam, and
 # of its kin. Gradients below it move a weight less; weights of other programs have less noise then.
 ADAM_EPSILON = 1e-8
+# Of the expected one: so small is the smallest element of a gradient in one case of ten.
+SMALLEST_BY_CHANCE = 0.1
 # Error that a tensor of zeros has. Outputs that are no nearer to golden's say nothing about it.
 UNRELATED = 1.0
 
