@@ -774,7 +774,7 @@ def test_a_refused_recording_leaves_no_file_open():
 def test_the_way_of_accelerator_tensors_gives_the_same_records(monkeypatch, stats_only):
     """Send CPU tensors the way of a device's: their figures are read together after a call."""
     from llmdebug_nb.capture import recorder, waiting_rows
-    from llmdebug_nb.capture.tape import player
+    from llmdebug_nb.capture.tape import native
 
     model = llama()
 
@@ -787,7 +787,7 @@ def test_the_way_of_accelerator_tensors_gives_the_same_records(monkeypatch, stat
     read_backs = []
     original = waiting_rows.on_device.figures
     monkeypatch.setattr(recorder, "on_host", lambda tensor: False)
-    monkeypatch.setattr(player, "tape", lambda without_gradients: None)
+    monkeypatch.setattr(native, "_make", lambda: None)  # as on devices that are none of CUDA
     monkeypatch.setattr(
         waiting_rows.on_device,
         "figures",
