@@ -178,7 +178,14 @@ def test_statistics_alone_give_absolute_and_relative_errors():
     assert got["max_stat_absolute_error"] == 1.0
     assert got["max_stat_relative_error"] == 0.5
     assert got["min_stat_relative_error"] == 0.0
-    assert got["stat_error"] == 0.5  # of the four gaps that of the maximum, 1 of 2
+    norm = math.sqrt(10 / 5) - 1  # the largest gap; of that of the maximum, 1 of 2, a fifth counts
+    assert got["stat_error"] == pytest.approx(norm)
+    large = torch.ones(10_000)
+    large[0] = 2
+    other = large.clone()
+    other[0] = 3
+    alone = metrics.statistics(summarize(large), summarize(other))["stat_error"]
+    assert alone == pytest.approx(0.5 / (1 + constants.CARRIER_ERRORS))
     assert (
         metrics.statistics(summarize(torch.empty(0)), summarize(torch.empty(0)))[
             "max_stat_absolute_error"

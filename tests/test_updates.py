@@ -497,6 +497,29 @@ def test_right_trainings_agree_in_their_statistics_too(seed, tmp_path):
     assert report.verdict == "within_noise", report.findings
 
 
+def inference(name, path, way, seed, dtype, factor=1.0):
+    """Record statistics of a generation. ``factor``: of what a part of the model gives."""
+    model = llama(seed).to(dtype)
+    model.set_attn_implementation(way)
+    wrong = model.model.layers[1].mlp.down_proj
+    wrong.register_forward_hook(lambda module, args, out: out * factor, prepend=True)
+    ids = torch.randint(3, 90, (1, 8), generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad(), ld.dump(model, name=name, path=path, stats_only=True) as run:
+        model(ids, use_cache=False)
+    return run
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [(torch.float32, 1.00003), (torch.bfloat16, 1.05)])
+@pytest.mark.parametrize("seed", range(4))
+def test_statistics_of_an_inference_clear_the_right_and_find_a_factor(
+    seed, dtype, factor, tmp_path
+):
+    golden, right = (inference(way, tmp_path, way, seed, dtype) for way in ("sdpa", "eager"))
+    assert against(golden, right).verdict == "within_noise"
+    wrong = against(golden, inference("wrong", tmp_path, "eager", seed, dtype, factor))
+    assert wrong.findings[0].path == "model.layers.1.mlp.down_proj"
+
+
 def test_wrong_code_and_a_wrong_optimizer_show_in_statistics(tmp_path):
     golden = attention("golden", tmp_path, "sdpa")
     wrong = against(golden, attention("wrong", tmp_path, "eager", factor=1.001)).findings[0]

@@ -71,11 +71,6 @@ class KeptSources:
         with self._lock:
             self._keep(code.co_filename, name, line, code.co_firstlineno)
 
-    def written(self) -> None:
-        """Take note that all rows were written."""
-        self.stacks.clear()
-        self.functions.clear()
-
     def _keep(self, file: str, name: str, line: int, first: int | None = None) -> None:
         """Keep the text of the function that a line is in.
 

@@ -443,8 +443,8 @@ class Recorder:
                 self.failure = error
                 self.lost[f"not in the index: {str(error).partition(';')[0]}"] += len(self._rows)
             finally:  # if an exception of the program came in between, they wait
+                # no calls: a handler of a signal could raise in one, and rows be written twice
                 if batch.written:
-                    self.sources.written()
-                    self._chains.new.clear()
+                    self.sources.stacks, self.sources.functions, self._chains.new = [], [], []
                 if batch.written or self.failure is not None:
                     self._rows, self._scalars, self._operators, self._call_ids = [], [], [], []

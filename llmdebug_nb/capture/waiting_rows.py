@@ -24,7 +24,7 @@ class WaitingRows:
     """
 
     def __init__(self, eye: Eye) -> None:
-        """``eye``: looks at tensors; it is told, too, what to forget."""
+        """``eye``: looks at tensors. What is forgotten here, it forgets, too."""
         self.recognizes, self.eye = True, eye
         self._pages = Pages()
         self._by_place: dict[Key, Row] = {}

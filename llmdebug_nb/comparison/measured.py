@@ -39,22 +39,9 @@ class Measured:
 
     @property
     def by_statistics(self) -> bool:
-        """The error is that of statistics alone: a lower bound."""
+        """The error is that of statistics alone."""
         metrics = self.metrics or {}
         return "stat_error" in metrics and metrics.get("relative_euclidean_distance") is None
-
-    @property
-    def judged_elements(self) -> float:
-        """So many elements decide the error: those that carry the norm, or an extreme one."""
-        return 1 if self.by_statistics else self.carriers
-
-    def least_error(self, eps: float) -> float:
-        """Return the error that what is made of it must be expected to inherit, at least.
-
-        Statistics may agree by chance where bytes do not: then it is what one rounding makes.
-        """
-        differs = self.error or self.same_bytes is False
-        return max(self.error, eps) if self.by_statistics and differs else self.error
 
     @property
     def carriers(self) -> float:

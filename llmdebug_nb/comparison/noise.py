@@ -268,14 +268,15 @@ class NoisePropagation:
     def _enclosing(self, site: Site) -> tuple[str, _RunningCall] | None:
         """Return the nearest module around a call, and its call.
 
-        A gradient comes out of a module before it enters the backward pass of the next one: then
-        the next module around both tells what it was made of.
+        A gradient reaches an inner module before the module around it, if both give one tensor. So
+        a module whose backward pass has not begun tells nothing of it; the one around it does.
         """
         calls = self._calls[site.rank, site.generation]
         for path in ancestors(site.path):
             call = calls.get(path)
-            begun = call is not None and (call.key[0], call.key[2]) == (site.step, site.phase)
-            if call is not None and (begun or site.phase == "forward"):
+            if call is None:
+                continue
+            if site.phase == "forward" or (call.key[0], call.key[2]) == (site.step, site.phase):
                 return path, call
         return None
 

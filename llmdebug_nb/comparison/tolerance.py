@@ -276,13 +276,19 @@ class _Judge:
             if m.pair.golden is not None and site.role == "output":
                 self._outputs[m.pair.golden.id] = level
         if site.role == "grad" and row.verdict == "within_noise" and not row.follows:
-            # an extreme element, of which statistics tell, may be off by less than others
-            error = min(row.limit or 0.0, (1 + constants.CARRIER_ERRORS) * m.least_error(eps))
-            turned = turned_by(error, record.summary) if row.error else 0.0
-            self._noise.of_weights.add(site, row.metrics.get(TURNED, turned) or 0.0)
+            turned = row.metrics.get(TURNED, self._turned_by_statistics(m, eps))
+            self._noise.of_weights.add(site, turned or 0.0)
         if row.metrics.get("top1_flips") and row.verdict == "within_noise":
             self._flips.add((site.rank, site.generation))
         return row
+
+    def _turned_by_statistics(self, m: Measured, eps: float) -> float:
+        """Return what an optimizer may make of the error of a gradient whose values are unknown."""
+        if not m.error and m.same_bytes is not False:
+            return 0.0
+        # statistics show less of it than elements are off by, and at least it is one rounding
+        error = (1 + constants.CARRIER_ERRORS) * max(m.error, eps)
+        return turned_by(error, m.pair.either.summary)
 
     def _judged(self, m: Measured, explained: Explained, eps: float) -> tuple[Difference, Level]:
         """Return the verdict, and the noise that follows from it."""
@@ -297,7 +303,7 @@ class _Judge:
         any_noise = expected or inherited
         if inherited:
             limit = min(limit, constants.PERTURBED)
-        error = m.error if any_noise else min(m.least_error(eps), usual)
+        error = m.error if any_noise else min(m.error, usual)
         passed = Level(error=error, scale=scale, expected=any_noise)
         capped = Level(cap=error if m.error <= limit else usual, scale_cap=scale_limit)
         is_noise = m.error <= limit and (any_noise or not explained.level.cap or m.error <= noise)
@@ -350,7 +356,9 @@ class _Judge:
         if level.cap:  # what chance may be is asked where the inputs agree
             by_chance, smallness = 1.0, 1.0
         else:
-            by_chance = self._siblings.chance(record, m.judged_elements)
+            # which elements have the noise of weights, statistics can't tell: one, say
+            unsure = m.by_statistics and self._noise.of_weights.any_in(record.site)
+            by_chance = self._siblings.chance(record, 1.0 if unsure else m.carriers)
             smallness = max(
                 self._noise.cancelled(record.site, record.summary, eps),
                 self._siblings.smallness(record, m.carriers),

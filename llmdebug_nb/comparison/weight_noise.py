@@ -18,7 +18,7 @@ from llmdebug_nb.core.records import Site, Summary
 if TYPE_CHECKING:
     import torch
 
-TURNED = "turned"  # the figure of a gradient: what of `turned` may be shown
+TURNED = "turned"  # the figure of a gradient: the error of `turned` as it may be `shown`
 
 _Step: TypeAlias = tuple[int, int]  # generation and step
 _Name: TypeAlias = tuple[str, str]  # path of a module, name of its weight
@@ -57,8 +57,8 @@ def turned(golden: torch.Tensor, mine: torch.Tensor) -> tuple[float, float]:
     off = float(squares.sum())
     if not size or not off or not math.isfinite(off):
         return 0.0, 0.0
-    carriers = (off / float(squares.norm())) ** 2  # type: ignore[no-untyped-call]
-    return math.sqrt(off) / size, carriers
+    fourth = float(squares.norm())  # type: ignore[no-untyped-call]
+    return math.sqrt(off) / size, (off / fourth) ** 2 if fourth else 1.0
 
 
 def shown(error: float, carriers: float) -> float:
@@ -96,12 +96,20 @@ class WeightNoise:
         # by rank and path of a module: by name and step
         self._turned: dict[tuple[int, str], dict[tuple[str, _Step], float]] = defaultdict(dict)
         self._known: dict[tuple[int, str, _Step], float] = {}
+        self._first: dict[int, _Step] = {}  # by rank: the first step with noise in a gradient
 
     def add(self, site: Site, turned: float) -> None:
         """Take in a gradient of a weight that is right but for rounding."""
         key = unshared(site.slot), (site.generation, site.step)
         of_module = self._turned[site.rank, site.path]
         of_module[key] = max(turned, of_module.get(key, 0.0))
+        if turned:
+            self._first[site.rank] = min(key[1], self._first.get(site.rank, key[1]))
+
+    def any_in(self, site: Site) -> bool:
+        """Tell whether any weight has noise in the step of a site."""
+        first = self._first.get(site.rank)
+        return first is not None and first < (site.generation, site.step)
 
     def of(self, rank: int, path: str, step: _Step) -> float:
         """Return the relative error that the weights of a module may have in a step."""
@@ -117,7 +125,7 @@ class WeightNoise:
         return self._known[key]
 
     def _turned_of(self, rank: int, path: str) -> Iterator[tuple[_Name, _Step, float]]:
-        """Yield the gradients of a module's weights, each recorded with the first that has it."""
+        """Yield the gradients of a module's weights. That of a shared one is found elsewhere."""
         for (name, step), share in self._turned.get((rank, path), {}).items():
             yield (path, name), step, share
         for other, name in self._weights.shared(rank, path):

@@ -182,6 +182,7 @@ class Player:
                 here.update(own)
 
     def _play(self) -> None:
+        # nothing in here may play again: the events that wait would come inside the one at hand
         if self.tape:
             self._waiting += self.tape.take()
         while self._waiting:  # one raised: go on behind it
