@@ -133,7 +133,7 @@ def in_python(monkeypatch):
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_with_and_without_it_all_rows_are_equal(program, options, tmp_path, monkeypatch):
+def test_with_and_without_c_all_rows_are_equal(program, options, tmp_path, monkeypatch):
     torch.use_deterministic_algorithms(True)  # fills memory that nothing was written to
     try:
         with_it, first = recorded(tmp_path, "with", program, **options)
