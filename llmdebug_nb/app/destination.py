@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from llmdebug_nb.core.errors import OptionError
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.urls import is_url, without_secrets
-from llmdebug_nb.store.remote import stores
+
+recorded: dict[str, Path] = {}  # folders of the runs of this process, by name
 
 
 def url_of(options: DumpOptions) -> str | None:
@@ -24,5 +27,7 @@ def url_of(options: DumpOptions) -> str | None:
             " steps that are dropped later would be uploaded first. Record without path, then:"
             f" llmdebug copy {options.name} {without_secrets(url)}"
         )
+    from llmdebug_nb.store.remote import stores
+
     stores.check(url)
     return url

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from llmdebug_nb.core.errors import OptionError
 from llmdebug_nb.core.paths import within
-from llmdebug_nb.store.run import Run
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from llmdebug_nb.store.run import Run
 
 
 class OnnxSession(Protocol):
@@ -76,17 +77,20 @@ def compilable_in(models: object) -> tuple[nn.Module | VllmEngine, ...]:
 
 def models_in(models: object) -> tuple[Model, ...]:
     """Return modules, models of runtimes and engines in ``models``. Raises OptionError."""
+    expected = (
+        "a torch.nn.Module, an onnxruntime.InferenceSession, an openvino.CompiledModel,"
+        " a vllm.LLM or a llama_cpp.Llama"
+    )
+    return _checked(models, _is_of_runtime, expected)
+
+
+def _is_of_runtime(model: object) -> bool:
     from llmdebug_nb.capture.compat.llamacpp_api import is_llama
     from llmdebug_nb.capture.compat.onnxruntime_api import is_session
     from llmdebug_nb.capture.compat.openvino_api import is_compiled, is_model
     from llmdebug_nb.capture.compat.vllm_api import is_engine
 
-    expected = (
-        "a torch.nn.Module, an onnxruntime.InferenceSession, an openvino.CompiledModel,"
-        " a vllm.LLM or a llama_cpp.Llama"
-    )
-    kinds = is_session, is_compiled, is_model, is_engine, is_llama
-    return _checked(models, lambda model: any(kind(model) for kind in kinds), expected)
+    return any(kind(model) for kind in (is_session, is_compiled, is_model, is_engine, is_llama))
 
 
 def _checked(

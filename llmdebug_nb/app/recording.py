@@ -15,25 +15,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from llmdebug_nb.app.destination import url_of
+from llmdebug_nb.app.destination import recorded, url_of
 from llmdebug_nb.app.live_models import (
     compilable_in,
     models_in,
     remember_roots,
     remember_run,
 )
-from llmdebug_nb.app.runs import recorded
 from llmdebug_nb.capture.hooks import module_tree
 from llmdebug_nb.core import determinism, interrupts
 from llmdebug_nb.core.errors import CaptureError, OptionError, StoreError, UploadWarning
 from llmdebug_nb.core.option_signatures import shows_options
 from llmdebug_nb.core.options import DumpOptions, runs_folder
 from llmdebug_nb.core.records import Node, RootCall
-from llmdebug_nb.show.words import count_text, size_text
-from llmdebug_nb.store import reader
-from llmdebug_nb.store.catalog import process_folders
 from llmdebug_nb.store.format import MARKER
-from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.writer import Writer, create_run
 
 if TYPE_CHECKING:
@@ -45,6 +40,7 @@ if TYPE_CHECKING:
     from llmdebug_nb.capture.calls import OpenCall
     from llmdebug_nb.capture.session import Session
     from llmdebug_nb.core.options import DumpKeywords
+    from llmdebug_nb.store.run import Run
 
 _begun: Counter[str] = Counter()  # how many recordings of a name this process has begun
 _LAST_RANK = 2**31 - 1  # as torch keeps ranks in 32 bits
@@ -120,28 +116,45 @@ class Recording:
 
         After an interrupt, too, nothing is left.
         """
-        if self.running:
-            raise CaptureError(f"the recording {self.options.name!r} is already running")
         with ExitStack() as undo:
-            undo.callback(interrupts.unwatch, self)
-            interrupts.watch(self)  # until `abandon`, or the end of `stop`
-            self._run_folders, self._process_folders, self._uploads = [], [], []
-            self._pid = os.getpid()
-            undo.callback(self._discard)
-            session = self._hooked(undo)
-            session.start()
-            if self._manual:
-                session.count_steps_by_hand()
-            self.run = reader.native(self._run_folders[0])
-            names = (self.options.name, f"{self.options.name}.fx")
-            recorded.update(zip(names, self._run_folders, strict=False))
-            undo.callback(self._forget)
-            self._session = session
-            undo.callback(setattr, self, "_session", None)
+            self._begin(undo)
+            run = self.run = self._opened()
             interrupts.deliver()
             undo.pop_all()
+        return run
+
+    @interrupts.held
+    def begin(self) -> None:
+        """As `start`, for a recording whose run this process does not read."""
+        with ExitStack() as undo:
+            self._begin(undo)
+            interrupts.deliver()
+            undo.pop_all()
+
+    def _begin(self, undo: ExitStack) -> None:
+        if self.running:
+            raise CaptureError(f"the recording {self.options.name!r} is already running")
+        undo.callback(interrupts.unwatch, self)
+        interrupts.watch(self)  # until `abandon`, or the end of `stop`
+        self._run_folders, self._process_folders, self._uploads = [], [], []
+        self._pid = os.getpid()
+        undo.callback(self._discard)
+        session = self._hooked(undo)
+        session.start()
+        if self._manual:
+            session.count_steps_by_hand()
+        names = (self.options.name, f"{self.options.name}.fx")
+        recorded.update(zip(names, self._run_folders, strict=False))
+        undo.callback(self._forget)
+        self._session = session
+        undo.callback(setattr, self, "_session", None)
         atexit.register(self.at_exit)
-        return self.run
+        undo.callback(atexit.unregister, self.at_exit)
+
+    def _opened(self) -> Run:
+        from llmdebug_nb.store import reader
+
+        return reader.native(self._run_folders[0])
 
     def _forget(self) -> None:
         for name in (self.options.name, f"{self.options.name}.fx"):
@@ -195,13 +208,15 @@ class Recording:
 
     def _discard(self) -> None:
         """Remove the empty folders; what other ranks wrote stays."""
+        from llmdebug_nb.store import catalog
+
         for upload in self._uploads:
             upload.drop()
         for folder in self._process_folders:
             shutil.rmtree(folder, ignore_errors=True)
         for folder in self._run_folders:
             with contextlib.suppress(FileNotFoundError):  # another rank has removed it
-                if not process_folders(folder):
+                if not catalog.process_folders(folder):
                     shutil.rmtree(folder, ignore_errors=True)
 
     def _make_session(self, writer: Writer, reference: Writer | None = None) -> Session:
@@ -225,17 +240,23 @@ class Recording:
             EmptyDumpError: nothing was recorded; the message says why. The empty run is removed.
             DumpWriteError: the run is incomplete (disk full); what was written can be read.
         """
-        session, run = self._session, self.run
-        if session is None or run is None:
+        self.end(ended_by)
+        return self.run or self._opened()
+
+    @interrupts.held
+    def end(self, ended_by: str | None = None) -> None:
+        """As `stop`, without the run."""
+        session = self._session
+        if session is None:
             raise CaptureError("the recording is not running")
         if not self.running:
             self.abandon()
-            return run
+            return
         with ExitStack() as all_of:
             all_of.callback(interrupts.unwatch, self)
-            return self._stop(session, run, ended_by)
+            self._end(session, ended_by)
 
-    def _stop(self, session: Session, run: Run, ended_by: str | None) -> Run:
+    def _end(self, session: Session, ended_by: str | None) -> None:
         self._session = None
         atexit.unregister(self.at_exit)
         try:
@@ -246,8 +267,7 @@ class Recording:
             raise
         finally:
             self._switched.restore()
-        if run.path is not None:
-            remember_roots(run.path, session.followed())
+        remember_roots(self._run_folders[0], session.followed())
         refusal = session.refusal()
         if refusal is not None:
             self._forget()
@@ -257,8 +277,7 @@ class Recording:
             from llmdebug_nb.app import uploading
 
             for missing in uploading.finish(self._uploads, self._run_folders):
-                warnings.warn(missing, UploadWarning, stacklevel=4)
-        return run
+                warnings.warn(missing, UploadWarning, stacklevel=5)
 
     remove = stop
 
@@ -322,6 +341,8 @@ class Recording:
 
     def status(self) -> str:
         """Return one line that says how far the recording is."""
+        from llmdebug_nb.show.words import count_text, size_text
+
         steps, records, nbytes, paused = self._running().progress()
         step = "no step yet"
         if steps:
@@ -370,7 +391,7 @@ class Recording:
         """End a recording that the program left running."""
         if self.running:
             try:
-                self.stop()
+                self.end()
             except (CaptureError, StoreError) as error:
                 print(f"llmdebug: {error}", file=sys.stderr)
 

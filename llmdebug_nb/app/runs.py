@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from llmdebug_nb.app import uploading
+from llmdebug_nb.app.destination import recorded
 from llmdebug_nb.app.scratch import Scratch
 from llmdebug_nb.core.bars import progress_bar
 from llmdebug_nb.core.errors import OptionError, StoreError, UnknownRunError
@@ -24,8 +25,6 @@ from llmdebug_nb.store import catalog, reader, redact, reduce
 from llmdebug_nb.store.payload import elsewhere
 from llmdebug_nb.store.remote import opening as remote
 from llmdebug_nb.store.run import Run
-
-recorded: dict[str, Path] = {}  # folders of the runs of this process, by name
 
 
 def open_run(where: str | os.PathLike[str] | Run) -> Run:

@@ -6,12 +6,14 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from llmdebug_nb.capture.compat import torch_modes
-from llmdebug_nb.capture.timing.profiler import Profile
 from llmdebug_nb.core import interrupts
 from llmdebug_nb.core.masking import masked
+
+if TYPE_CHECKING:
+    from llmdebug_nb.capture.timing.profiler import Profile
 
 T = TypeVar("T")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -13,13 +14,11 @@ from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.compat.torch_modes import Mode
 from llmdebug_nb.capture.guard import Guard
 from llmdebug_nb.capture.hooks.gradients import Gradients
-from llmdebug_nb.capture.intervention import Intervention
 from llmdebug_nb.capture.module_weights import ModuleWeights
 from llmdebug_nb.capture.name_filter import NameFilter
 from llmdebug_nb.capture.operators.call_stacks import CallStacks
 from llmdebug_nb.capture.operators.forward_operators import ForwardOperators
 from llmdebug_nb.capture.operators.kinds import Operator, operator_name
-from llmdebug_nb.capture.operators.modes import OperatorModes, Viewed
 from llmdebug_nb.capture.operators.view_chains import arguments_text
 from llmdebug_nb.capture.overflow_filter import OverflowFilter, RecordLeaves, record_both
 from llmdebug_nb.capture.passing import Passing
@@ -29,11 +28,15 @@ from llmdebug_nb.capture.recording_filter import RecordingFilter
 from llmdebug_nb.capture.signatures import Signatures
 from llmdebug_nb.capture.sink import CheckingRecorder
 from llmdebug_nb.capture.tape.player import Player
-from llmdebug_nb.capture.timing.profiler import Profile
 from llmdebug_nb.capture.walk import call_inputs, leaves, operator_inputs
 from llmdebug_nb.core.kernels.overflow import overflows
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import RootCall, View
+
+if TYPE_CHECKING:
+    from llmdebug_nb.capture.intervention import Intervention
+    from llmdebug_nb.capture.operators.modes import OperatorModes, Viewed
+    from llmdebug_nb.capture.timing.profiler import Profile
 
 Args = tuple[object, ...]
 Kwargs = Mapping[str, object]
@@ -102,7 +105,11 @@ class Observer:
         alone = check is None and reference is None and profile is None
         parts_of_player = self, recorder, guard, options, self._call_stacks
         self.player = Player.of(*parts_of_player) if alone else None
-        self._modes = OperatorModes(self, levels, options.apis) if levels else None
+        self._modes: OperatorModes | None = None
+        if levels:
+            from llmdebug_nb.capture.operators.modes import OperatorModes
+
+            self._modes = OperatorModes(self, levels, options.apis)
         self.latest: int | None = None if self._check is None else 0
         self._resting = False
 

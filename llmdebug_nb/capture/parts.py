@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from llmdebug_nb.capture import setup
-from llmdebug_nb.capture.alarms import Alarms
 from llmdebug_nb.capture.calls import ThreadState
 from llmdebug_nb.capture.guard import Guard
 from llmdebug_nb.capture.observer import Observer
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.recording_filter import RecordingFilter
-from llmdebug_nb.capture.ring import Ring
 from llmdebug_nb.capture.roots import Roots
 from llmdebug_nb.capture.sink import Sink
 from llmdebug_nb.capture.steps import StepTracker
-from llmdebug_nb.capture.timing.profiler import Profile
 from llmdebug_nb.core.options import DumpOptions
+
+if TYPE_CHECKING:
+    from llmdebug_nb.capture.alarms import Alarms
+    from llmdebug_nb.capture.ring import Ring
+    from llmdebug_nb.capture.timing.profiler import Profile
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,11 @@ class Parts:
         recorder = recorder or Recorder(sink, options)
         second = Recorder(reference, options) if reference is not None else None
         notes: list[str] = []
-        profile = Profile.of(options, sink, notes)
+        profile = _profile(options, sink, notes) if options.profile else None
         guard = Guard(profile)
         thread = ThreadState()
         steps = StepTracker(options.warmup)
-        alarms = None if options.last is None else Alarms(options.alarm, guard.run)
+        alarms = None if options.last is None else _alarms(options, guard)
         by_hand = None if alarms is None else alarms.raise_by_hand
         selected = RecordingFilter(options, rank, steps.round_of, by_hand)
         observer = Observer(
@@ -80,7 +83,7 @@ class Parts:
         ring = None
         if options.last is not None and alarms is not None:
             recorders = [recorder] if second is None else [recorder, second]
-            ring = Ring(options.last, alarms, recorders, guard.run)
+            ring = _ring(options.last, alarms, recorders, guard)
         return cls(
             options, recorder, second, notes, profile, guard, thread, steps, selected, observer,
             roots, ring,
@@ -132,3 +135,24 @@ class Parts:
             raise
         if self.ring is not None:
             self.ring.turn(calls)
+
+
+# -- parts that few recordings have, loaded only for those -----------------------------------------
+
+
+def _profile(options: DumpOptions, sink: Sink, notes: list[str]) -> Profile | None:
+    from llmdebug_nb.capture.timing.profiler import Profile
+
+    return Profile.of(options, sink, notes)
+
+
+def _alarms(options: DumpOptions, guard: Guard) -> Alarms:
+    from llmdebug_nb.capture.alarms import Alarms
+
+    return Alarms(options.alarm, guard.run)
+
+
+def _ring(size: int, alarms: Alarms, recorders: Sequence[Recorder], guard: Guard) -> Ring:
+    from llmdebug_nb.capture.ring import Ring
+
+    return Ring(size, alarms, recorders, guard.run)

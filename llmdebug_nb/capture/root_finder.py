@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from llmdebug_nb.capture import empty_dump
+from llmdebug_nb.capture import unhookable
 from llmdebug_nb.capture.compat import pytorch, vllm_api
 from llmdebug_nb.capture.hooks.inspection import find_entries, find_fused
 from llmdebug_nb.capture.hooks.modules import EntryListener, HookedModule, Root
@@ -58,8 +58,8 @@ class RootFinder:
             return known
         # what an engine compiled is never traced again, whatever hooks there are
         is_safe = self._looks_inside or vllm_api.compiles(module)
-        why = None if is_safe else empty_dump.why_compiled(module)
-        why = empty_dump.why_script(module) or why
+        why = None if is_safe else unhookable.why_compiled(module)
+        why = unhookable.why_script(module) or why
         if why is None:
             return self._add(module)
         if not self._any_model:

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch import nn
 
 from llmdebug_nb.capture.calls import Leaf, OpenCall
 from llmdebug_nb.capture.compat import pytorch, vllm_api
-from llmdebug_nb.capture.compat.llamacpp_api import is_llama
-from llmdebug_nb.capture.compat.onnxruntime_api import is_session
-from llmdebug_nb.capture.compat.openvino_api import is_compiled, is_model
-from llmdebug_nb.capture.empty_dump import EmptyDump, nothing_matches
-from llmdebug_nb.capture.engines.llamas import Llamas
 from llmdebug_nb.capture.engines.vllm_steps import VllmSteps
 from llmdebug_nb.capture.generation import GenerateListener
-from llmdebug_nb.capture.graphs.graph_runs import GraphRuns
-from llmdebug_nb.capture.intervention import Intervention
-from llmdebug_nb.capture.onnx.sessions import Sessions
-from llmdebug_nb.capture.openvino.compiled_models import CompiledModels
 from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.capture.root_calls import RootCalls
 from llmdebug_nb.capture.root_finder import Describe, RootFinder
+from llmdebug_nb.capture.runtimes import GraphSource, Runtimes, has_llama
 from llmdebug_nb.capture.sink import Sink
 from llmdebug_nb.core import interrupts
 from llmdebug_nb.core.errors import CaptureError, EmptyDumpError, OptionError
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import Node, RootCall
+
+if TYPE_CHECKING:
+    from llmdebug_nb.capture.empty_dump import EmptyDump
+    from llmdebug_nb.capture.intervention import Intervention
 
 # ``(call, root_call, outputs)``
 OnCallEnd = Callable[[OpenCall, RootCall, list[Leaf]], None]
@@ -53,33 +49,11 @@ class ModuleSource(Protocol):
     def refusal(self) -> CaptureError | None: ...
 
 
-class GraphSource(Protocol):
-    """A source of calls of graphs that are no modules of PyTorch.
-
-    ``labels``: of its roots. ``keeps_any``: the filters ask for a module. ``operators``: the names
-    of its nodes. ``coarse``, ``rounding``: see `Run`.
-    """
-
-    @property
-    def labels(self) -> list[str]: ...
-    @property
-    def keeps_any(self) -> bool: ...
-    @property
-    def operators(self) -> list[str]: ...
-    @property
-    def coarse(self) -> list[str]: ...
-    @property
-    def rounding(self) -> float: ...
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-
-
 class Session:
     """One recording: its parts, and the sources that calls come from.
 
     Several sessions may run at once; each one owns its hooks. All hooks are off after `stop`.
-    ``sessions``, ``compiled_models``, ``llamas``: of ONNX Runtime, OpenVINO and llama.cpp, None if
-    they are not followed.
+    ``runtimes``: the runtimes that are followed, None if none are.
     ``backend``: None without a graph to compile.
     """
 
@@ -90,15 +64,12 @@ class Session:
         backend: Backend | None = None,
     ) -> None:
         self._parts, self._modules = parts, modules
-        self.sessions: Sessions | None = None
-        self.compiled_models: CompiledModels | None = None
-        self.llamas: Llamas | None = None
+        self.runtimes: Runtimes | None = None
         self.backend = backend
 
     @property
     def _graphs(self) -> list[GraphSource]:
-        each = self.sessions, self.compiled_models, self.llamas
-        return [one for one in each if one is not None]
+        return [] if self.runtimes is None else list(self.runtimes.sources.values())
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -107,8 +78,8 @@ class Session:
         interrupts.watch(self)  # until `abandon`
         self._parts.guard.active = True
         self._modules.start()
-        for graphs in self._graphs:
-            graphs.start()
+        if self.runtimes is not None:
+            self.runtimes.start()
 
     @interrupts.unbroken
     def stop(self, ended_by: str | None = None) -> None:
@@ -142,8 +113,8 @@ class Session:
         with ExitStack() as all_of:  # each one, whatever another one raises
             all_of.callback(interrupts.unwatch, self)
             all_of.callback(self._modules.stop)
-            for graphs in self._graphs:
-                all_of.callback(graphs.stop)
+            if self.runtimes is not None:
+                all_of.callback(self.runtimes.stop)
             if self._parts.profile is not None:
                 all_of.callback(self._parts.profile.ends_here)
 
@@ -230,6 +201,8 @@ class Session:
         """Raise EmptyDumpError if the filters select no module and can't change."""
         parts = self._parts
         if not parts.filter.may_change and not self._selects_any:
+            from llmdebug_nb.capture.empty_dump import nothing_matches
+
             why = nothing_matches(parts.options, parts.roots.nodes)
             raise EmptyDumpError(f"nothing to record: {why}")
 
@@ -238,6 +211,8 @@ class Session:
         return self._parts.roots.select_any or any(each.keeps_any for each in self._graphs)
 
     def _empty_dump(self) -> EmptyDump:
+        from llmdebug_nb.capture.empty_dump import EmptyDump
+
         parts = self._parts
         roots = [root.module for root in parts.roots]
         parameters = [next(root.parameters(), None) for root in roots]
@@ -342,8 +317,7 @@ def eager_session(
     modules = [model for model in models if isinstance(model, nn.Module)]
     engines = [VllmSteps(vllm_api.runner_of(each)) for each in models if vllm_api.is_engine(each)]
     modules += [engine.model for engine in engines]
-    llamas = [model for model in models if is_llama(model)]
-    if options.requests is not None and models and not engines and not llamas:
+    if options.requests is not None and models and not engines and not has_llama(models):
         raise OptionError(
             f"requests {options.requests} are of an engine (vLLM, llama.cpp), and none was given:"
             " leave requests out, or record the engine, as in dump(llm, requests=…)"
@@ -354,13 +328,8 @@ def eager_session(
     source = EagerModules(parts, modules, describe, not models, engines)
     session = Session(parts, source)
     try:
-        sessions = [model for model in models if is_session(model)]
-        host = GraphRuns(parts)
-        session.sessions = Sessions(host, sessions, bool(models))
-        compiled = [model for model in models if is_compiled(model)]
-        sources = [model for model in models if is_model(model)]
-        session.compiled_models = CompiledModels(host, compiled, sources, bool(models))
-        session.llamas = Llamas(parts, llamas, bool(models))
+        others = [model for model in models if not isinstance(model, nn.Module)]
+        session.runtimes = Runtimes(parts, others, only=bool(models))
         if models:
             session.refuse_empty_selection()
     except BaseException:

@@ -99,9 +99,9 @@ def randomness() -> dict[str, str]:
         "state of torch": _digest(bytes(torch.get_rng_state().numpy())),
         "state of Python": _digest(pickle.dumps(random.getstate(), 4)),
     }
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        state = numpy.random.get_state(legacy=True)
+    numbers = sys.modules.get("numpy.random")  # loaded, and seeded, when it is first used
+    if numbers is not None:
+        state = numbers.get_state(legacy=True)
         found["state of NumPy"] = _digest(
             pickle.dumps((state[0], state[1].tobytes(), state[2:]), 4)
         )

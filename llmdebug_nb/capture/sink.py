@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -11,8 +11,10 @@ from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.capture.signatures import Parameters
 from llmdebug_nb.core.batches import Batch
 from llmdebug_nb.core.columns import Row
-from llmdebug_nb.core.moments import Signal
 from llmdebug_nb.core.records import Node
+
+if TYPE_CHECKING:
+    from llmdebug_nb.core.moments import Signal
 
 Bytes: TypeAlias = np.ndarray | memoryview  # uint8[n]
 

@@ -24,10 +24,8 @@ leave the explorer. Each message says in one line what was found, what was expec
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import os
-import traceback
 from collections.abc import Iterable
 
 from llmdebug_nb.core.printable import printable
@@ -48,11 +46,13 @@ class LLMDebugError(Exception):
     def _render_traceback_(self) -> list[str]:
         """Return the message and the user's line, which IPython shows in place of a traceback."""
         line = ""
-        for frame, number in traceback.walk_tb(self.__traceback__):
-            file = frame.f_code.co_filename
+        trace = self.__traceback__
+        while trace is not None:
+            file = trace.tb_frame.f_code.co_filename
             if not file.startswith(PACKAGE):
                 place = f"{os.path.basename(file)}, " if os.path.isfile(file) else ""
-                line = f" ({place}line {number})"
+                line = f" ({place}line {trace.tb_lineno})"
+            trace = trace.tb_next
         return [f"{type(self).__name__}: {self}{line}"]
 
 
@@ -128,6 +128,8 @@ def nearest(wanted: str, known: Iterable[str], limit: int = 3) -> str:
 
     The root is left out, as its name is empty.
     """
+    import difflib  # slow, and only for an error
+
     names = [name for name in dict.fromkeys(known) if name]
     lengths = itertools.accumulate(map(len, names))
     names = [name for name, read in zip(names, lengths, strict=True) if read < _COMPARED]

@@ -56,8 +56,7 @@ _SURE = (
 )
 _NAME = rf"(?i:[\w-]{{0,60}}?{_SURE}[\w-]{{0,20}})"
 _NAMED = rf"(?<![\w-]){_NAME}"  # tried once for each word
-_TEXTS = re.compile(
-    "|".join([
+_TEXTS = "|".join([
         rf"(?P<quoted>{_NAMED}['\"]?\]?\s{{0,9}}(?::\s?\w{{1,20}}\s?)?[=:]\s{{0,9}}"
         r"[rbfuRBFU]{0,2}(?P<quote>['\"]))[^'\"\n]{1,500}(?=(?P=quote)|\n|\Z)",
         # --api-key 1x2y3z, API_KEY=1x2y3z; a digit tells a value from a name
@@ -65,8 +64,7 @@ _TEXTS = re.compile(
         r"(?=[^\s'\"]*\d)[^\s'\"(){}\[\],;<>]{6,}",
         *(f"(?P<before{n}>{words}){rest}" for n, (words, rest) in enumerate(_BEFORE.values())),
         *_SHAPES.values(),
-    ])
-)  # fmt: skip
+    ])  # fmt: skip
 _HINT = re.compile(
     r"hf_|sk-|gh[pousr]_|_pat_|gl(?:pat|dt|rt|cbt|ptt)-|A[KSBC][IC]A|AIza|xox|eyJ|BEGIN|://"
     rf"|(?i:bearer|{_SURE})"
@@ -96,7 +94,7 @@ def masked(text: str, name: str = "") -> str:
             return MASK
         return text
     if _HINT.search(text):
-        text = _TEXTS.sub(_replacement, text)
+        text = re.sub(_TEXTS, _replacement, text)
     return scrubbed(text)
 
 

@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmdebug_nb.core.errors import OptionError
-from llmdebug_nb.core.moments import Condition
+
+if TYPE_CHECKING:
+    from llmdebug_nb.core.moments import Condition
 
 MODES = ("module", "api", "aten")
 PROFILES = ("op", "kernel", "host", "tiling")
@@ -23,7 +26,7 @@ _SIZES = {"": 1} | {
     for binary, base in (("", 1000), ("i", 1024))
     for power, prefix in enumerate("kmgt")
 }
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}"
 # sections of msprobe's support_wrap_ops.yaml: ours, and those of the dispatcher and other libraries
 _WRAPPED = {
     "functional": "Functional", "tensor": "Tensor", "torch": "Torch", "_VF": "VF",
@@ -32,8 +35,8 @@ _WRAPPED = {
 _NOT_HERE = frozenset(("aten", "torch_npu", "npu_distributed", "mindspeed"))
 _TIMES = "0 (before), 1 (after), 2 (both) or 3 (inputs before, outputs after)"
 # execution ids, also as msit counts them (core/part_ids.py)
-_ID = re.compile(r"(?:msit:)?\d{1,9}(_\d{1,9})*(\.\d{1,9})?|\.\d{1,9}")
-_INDEX = re.compile(r"\.\.\.|-?\d+|(-?\d+)?\s*:\s*(-?\d+)?(\s*:\s*([1-9]\d*)?)?")
+_ID = r"(?:msit:)?\d{1,9}(_\d{1,9})*(\.\d{1,9})?|\.\d{1,9}"
+_INDEX = r"\.\.\.|-?\d+|(-?\d+)?\s*:\s*(-?\d+)?(\s*:\s*([1-9]\d*)?)?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +176,7 @@ def execution_ids(value: object, option: str = "ids") -> tuple[str, ...]:
         value = str(value)
     ids = names(value, option)
     for each in ids:
-        if not _ID.fullmatch(each):
+        if not re.fullmatch(_ID, each):
             raise OptionError(
                 f"{option} {each!r}: expected execution ids such as 2, 3_1 or 3_1.4,"
                 " or as msit counts msit:3_1, several as 2,3_1; llmdebug topology RUN shows them"
@@ -186,7 +189,7 @@ def index(value: object, option: str = "slice") -> str | None:
     if value is None:
         return None
     items = [item.strip() for item in str(value).strip("[] ").split(",")]
-    if not all(_INDEX.fullmatch(item) for item in items) or items.count("...") > 1:
+    if not all(re.fullmatch(_INDEX, item) for item in items) or items.count("...") > 1:
         raise OptionError(f"{option} {value!r}: expected an index such as '0, :, -4:' or '..., :8'")
     return ",".join(item.replace(" ", "") for item in items)
 
@@ -309,7 +312,7 @@ def parse_bytes(value: object, option: str = "max_bytes") -> int | None:
 
 def name(value: object, option: str) -> str:
     """Check the name of a run."""
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
+    if not isinstance(value, str) or not re.fullmatch(_NAME, value):
         raise OptionError(
             f"{option} {value!r}: use up to 100 letters, digits and _ . -"
             " (first one a letter, digit or _)"

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from llmdebug_nb.core import option_parsing as read
 from llmdebug_nb.core.errors import OptionError, nearest
-from llmdebug_nb.core.moments import Condition
 from llmdebug_nb.core.msit_rounds import Rounds
 from llmdebug_nb.core.option_declaration import (
     HOW_MUCH,
@@ -31,6 +30,8 @@ from llmdebug_nb.core.requests import RequestSet
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from llmdebug_nb.core.moments import Condition
 
 # the steps that are recorded by default, by front end; upstream's forms keep upstream's defaults
 TOKENS = "0-3"  # dump, %%llmdump and most others

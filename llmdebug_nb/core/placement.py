@@ -23,7 +23,7 @@ REDUCED, ACCUMULATED = " reduced", " accumulated"
 SHARED = (REDUCED, ACCUMULATED)
 REPLICATE = "replicate"
 REDUCTIONS = ("sum", "avg", "max", "min", "product")
-_PART = re.compile(rf"(shard) (\d{{1,3}})(?: in (\d{{1,6}}))?|{REPLICATE}|{'|'.join(REDUCTIONS)}")
+_PART = rf"(shard) (\d{{1,3}})(?: in (\d{{1,6}}))?|{REPLICATE}|{'|'.join(REDUCTIONS)}"
 _SIZE = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _RANK = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _DIMENSION = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
@@ -127,7 +127,7 @@ def read(text: str) -> Placement:
 
 def part_of(text: str) -> Shard | str:
     """Read what the ranks along a dimension hold. Raises ValueError."""
-    found = _PART.fullmatch(text)
+    found = re.fullmatch(_PART, text)
     if found is None:
         raise ValueError(f"{text[:40]!r} is nothing that ranks hold of a tensor")
     if found[1] is None:

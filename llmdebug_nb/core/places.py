@@ -17,7 +17,6 @@ import os
 import re
 import site
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,10 +24,10 @@ _PACKAGES = re.compile(r"(?<![^\s\"'(),;=])[^\s\"'(),;=]*[\\/]((?:site|dist)-pac
 _IN_PACKAGE = re.compile(r".*[\\/]((?:site|dist)-packages[\\/])", re.DOTALL)  # of a whole path
 # where systems keep the folders of their users; the name ends at a separator, or with the word
 _HOMES = re.compile(r"(?:/home|/Users|[A-Za-z]:\\+Users)[\\/]+[^\s\\/\"'(),;:]+")
-_TORCH = re.compile(r"(?:site|dist)-packages[\\/]torch[\\/]")
+_TORCH = r"(?:site|dist)-packages[\\/]torch[\\/]"
 _USER = "<user>"
 _SHORT = 3  # characters: a shorter name of a user is also a part of other names
-_STDLIB = sysconfig.get_path("stdlib") + os.sep
+_STDLIB = os.path.dirname(os.__file__) + os.sep
 _SUFFIXES = (".py", ".pyi", ".ipynb", ".pyx")  # what a line of a program may stand in
 
 
@@ -105,6 +104,8 @@ def _candidates(name: str, near: Path | None) -> Iterator[Path]:
 
 
 def _site_folders() -> list[str]:
+    import sysconfig  # slow, and only for reading dumps
+
     folders = [sysconfig.get_path(kind) for kind in ("purelib", "platlib")]
     return [*folders, *site.getsitepackages(), site.getusersitepackages()]
 
@@ -138,4 +139,4 @@ def _person() -> tuple[re.Pattern[str] | None, re.Pattern[str] | None]:
 
 def in_torch(file: str) -> bool:
     """Return whether a recorded file is torch's own, and so no line of the program."""
-    return _TORCH.match(file) is not None
+    return re.match(_TORCH, file) is not None

@@ -11,8 +11,8 @@ from llmdebug_nb.core.errors import OptionError
 from llmdebug_nb.core.option_parsing import TokenSet
 
 # eight digits or more are an id: vLLM adds a hyphen and eight hexadecimal digits to each
-_NUMBERS = re.compile(r"\d{1,7}(-(\d{1,7})?)?")
-_ADDED = re.compile(r"-[0-9a-f]{8}$")
+_NUMBERS = r"\d{1,7}(-(\d{1,7})?)?"
+_ADDED = r"-[0-9a-f]{8}$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class RequestSet:
                 f"{option} {spec!r}: expected numbers (0,2-3), ids or globs over ids (chat-*)"
             )
         for part in parts:
-            if _NUMBERS.fullmatch(part):
+            if re.fullmatch(_NUMBERS, part):
                 TokenSet.parse(part, option)
         return cls(tuple(parts))
 
@@ -49,13 +49,13 @@ class RequestSet:
 
         The part of an id that vLLM adds need not be given.
         """
-        names = {request, _ADDED.sub("", request)}
+        names = {request, re.sub(_ADDED, "", request)}
         return [
             part
             for part in self.wanted
             if (
                 number in TokenSet.parse(part)
-                if _NUMBERS.fullmatch(part)
+                if re.fullmatch(_NUMBERS, part)
                 else any(fnmatchcase(name, part) for name in names)
             )
         ]

@@ -13,10 +13,12 @@ import math
 import operator
 import re
 import struct
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from llmdebug_nb.core.dtypes import epsilon
-from llmdebug_nb.core.opened_run import Index
+
+if TYPE_CHECKING:
+    from llmdebug_nb.core.opened_run import Index
 
 UPDATED = "updated"  # the role of the samples of weights: at first, and after each change
 SAMPLES = 32  # values: half of them may miss a change, and it is seen

@@ -8,8 +8,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from llmdebug_nb.core import bars
-
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
     from tqdm import tqdm
@@ -39,6 +37,8 @@ def register(shell: InteractiveShell) -> None:
     for module, name in _WITH_HTML:
         formatters.formatters["text/html"].for_type_by_name(module, name, _html)
     if getattr(shell, "kernel", None) is not None:
+        from llmdebug_nb.core import bars
+
         bars.use(_cell_bar)
 
 

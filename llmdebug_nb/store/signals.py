@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from llmdebug_nb.core.moments import Signal
 from llmdebug_nb.store import own_file
+
+if TYPE_CHECKING:
+    from llmdebug_nb.core.moments import Signal
 
 SIGNALS = "alarms.jsonl"
 _MOST = 1 << 16  # bytes that are read at once: a line has some 60
@@ -28,6 +31,8 @@ class Signals:
 
     def tell(self, generation: int, step: int) -> None:
         """Tell the others of an alarm. Raises OSError and CorruptDumpError."""
+        from llmdebug_nb.core.moments import Signal
+
         line = msgspec.json.encode(Signal(self._sender, self._rank, generation, step)) + b"\n"
         own_file.append(self._file, line)
 
@@ -54,6 +59,8 @@ class Signals:
 
 
 def _signal(line: bytes) -> Signal | None:
+    from llmdebug_nb.core.moments import Signal
+
     try:
         return msgspec.json.decode(line, type=Signal)
     except (msgspec.DecodeError, RecursionError):

@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,13 +29,15 @@ from llmdebug_nb.core.batches import Batch
 from llmdebug_nb.core.columns import AT, Row
 from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError
 from llmdebug_nb.core.masking import MASK, masked_json
-from llmdebug_nb.core.moments import Signal
 from llmdebug_nb.core.records import Node
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store import own_file, waiting
 from llmdebug_nb.store.own_file import PRIVATE_FILE, PRIVATE_FOLDER
 from llmdebug_nb.store.payload_files import PayloadWriter
 from llmdebug_nb.store.signals import Signals
+
+if TYPE_CHECKING:
+    from llmdebug_nb.core.moments import Signal
 
 FLOOR = 256 << 20  # bytes that a dump leaves free on the disk for the program and others
 STATS_FLOOR = 16 << 20  # the same for a dump of statistics only

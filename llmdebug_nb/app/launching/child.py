@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from openvino import InferRequest
     from torch import nn
 
-    from llmdebug_nb.app.launching.shared import SharedCheck, SharedRecording
+    from llmdebug_nb.app.launching.shared import SharedRecording
+    from llmdebug_nb.app.launching.shared_check import SharedCheck
     from llmdebug_nb.app.live_models import Model
     from llmdebug_nb.capture.compat.llamacpp_api import Llama
     from llmdebug_nb.capture.compat.onnxruntime_api import Feed
@@ -112,12 +113,14 @@ class RecordingStarter:
 
     def _start(self, model: Model) -> None:
         """Start recording. If that fails, report it once and don't try again."""
+        from llmdebug_nb.core import collector
         from llmdebug_nb.core.errors import LLMDebugError
 
         self._stop_listening()
         try:
-            self._recording = self._made(model)
-            self._recording.start()
+            with collector.paused():  # it would go through all that the program has made
+                self._recording = self._made(model)
+                self._recording.begin()
         except (LLMDebugError, OSError, ImportError) as error:
             verb = "recorded" if self._check is None else "checked"
             self._handover.say(f"nothing was {verb}: {error}")
@@ -125,12 +128,14 @@ class RecordingStarter:
             _at_end_of_worker(self._recording.at_exit)
 
     def _made(self, model: Model) -> SharedRecording | SharedCheck:
-        from llmdebug_nb.app.errcheck import CheckOptions
-        from llmdebug_nb.app.launching.shared import SharedCheck, SharedRecording
+        if self._check is not None:
+            from llmdebug_nb.app.errcheck import CheckOptions
+            from llmdebug_nb.app.launching.shared_check import SharedCheck
+
+            return SharedCheck(self._handover, CheckOptions.of(**self._check))
+        from llmdebug_nb.app.launching.shared import SharedRecording
         from llmdebug_nb.core.options import DumpOptions
 
-        if self._check is not None:
-            return SharedCheck(self._handover, CheckOptions.of(**self._check))
         options = DumpOptions.of(**self._options)
         # only a model that is compiled must be known in advance
         models = model if options.graph is not None else None
@@ -166,7 +171,8 @@ class RecordingStarter:
         recording = self._recording_of(session)
         if recording is None:
             return own()
-        outputs: list[object] = recording.sessions.ran(session, names, feed, options, own)
+        listener = recording.listener("onnxruntime")
+        outputs: list[object] = listener.ran(session, names, feed, options, own)
         return outputs
 
     def ran_unseen(
@@ -174,7 +180,10 @@ class RecordingStarter:
     ) -> object:
         """Start recording at a run of a session whose values can't be seen."""
         recording = self._recording_of(session)
-        return own() if recording is None else recording.sessions.ran_unseen(session, feed, own)
+        if recording is None:
+            return own()
+        unseen: object = recording.listener("onnxruntime").ran_unseen(session, feed, own)
+        return unseen
 
     def _recording_of(self, session: Model) -> SharedRecording | None:
         """Return the recording, started if necessary; None if the session is not recorded."""
@@ -193,7 +202,7 @@ class RecordingStarter:
         recording = self._recording_of(request)
         if recording is None:
             return own()
-        result: T = recording.compiled_models.infers(request, own)
+        result: T = recording.listener("openvino").infers(request, own)
         return result
 
     def resets(self, request: InferRequest) -> None:
@@ -205,7 +214,7 @@ class RecordingStarter:
         """Start recording as a ``Llama`` first computes; the recording then listens itself."""
         recording = self._recording_of(llama)
         if recording is not None:
-            recording.llamas.computes(llama)
+            recording.listener("llama_cpp").computes(llama)
 
     def _running(self) -> SharedRecording | SharedCheck | None:
         recording = self._recording

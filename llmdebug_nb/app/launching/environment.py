@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import subprocess
 import sys
-import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -104,6 +102,9 @@ class PthFile:
 
 def _site_packages(command: Sequence[str]) -> Path:
     """Return the folder for .pth files of the first Python in a command, else of the PATH's."""
+    import subprocess
+    import sysconfig
+
     named = next((word for word in command if is_python(word)), "python")
     python = shutil.which(named) or shutil.which("python3")
     if python is None:

@@ -17,7 +17,6 @@ from llmdebug_nb.app.launching.children import Unreached, why_unreached
 from llmdebug_nb.app.launching.environment import PthFile, environment
 from llmdebug_nb.app.launching.handover import Handover
 from llmdebug_nb.app.option_flags import LEVELS
-from llmdebug_nb.capture.control_file import ControlFile
 from llmdebug_nb.core.errors import DumpWriteError, OptionError, StoreError, UnknownRunError
 from llmdebug_nb.core.option_signatures import shows_options
 from llmdebug_nb.core.options import DumpOptions, runs_folder
@@ -166,6 +165,8 @@ def _checked(files: Collection[str], options: DumpKeywords) -> DumpOptions:
             "a program can only be launched on Linux and macOS; record inside it, by ld.dump"
         )
     if chosen.control is not None:
+        from llmdebug_nb.capture.control_file import ControlFile
+
         ControlFile(chosen.control)  # report errors in the file before anything starts
     return chosen
 

@@ -1,4 +1,4 @@
-"""The recording or check of one process of a program, whose results all processes share."""
+"""The recording of one process of a program, whose run all its processes share."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from llmdebug_nb.app.errcheck import CheckOptions, ErrorCheck
 from llmdebug_nb.app.launching.handover import Handover
 from llmdebug_nb.app.recording import Recording
 from llmdebug_nb.core import determinism
 from llmdebug_nb.core.errors import LLMDebugError
-from llmdebug_nb.core.faults import CheckResult, ProcessCheck
 from llmdebug_nb.core.options import DumpOptions
 
 if TYPE_CHECKING:
@@ -41,20 +37,10 @@ class SharedRecording(Recording):
         session: Any = self._running()
         return session.generations
 
-    @property
-    def sessions(self) -> Any:
-        """The listener of ONNX Runtime."""
-        return self._running().sessions
-
-    @property
-    def compiled_models(self) -> Any:
-        """The listener of OpenVINO."""
-        return self._running().compiled_models
-
-    @property
-    def llamas(self) -> Any:
-        """The listener of llama.cpp."""
-        return self._running().llamas
+    def listener(self, package: str) -> Any:
+        """Return what follows the models of a runtime: ``onnxruntime``."""
+        session: Any = self._running()
+        return session.runtimes.sources[package]
 
     def at_exit(self) -> None:
         """End the recording with the process; send errors to the launcher."""
@@ -62,7 +48,7 @@ class SharedRecording(Recording):
             return
         program_error = getattr(sys, "last_type", None)
         try:
-            self.stop(None if program_error is None else program_error.__name__)
+            self.end(None if program_error is None else program_error.__name__)
         except LLMDebugError as error:
             self._handover.say(str(error))
 
@@ -90,20 +76,3 @@ class SharedRecording(Recording):
 
     def _seed(self) -> determinism.Switched:
         return self._seeded or determinism.Switched()
-
-
-class SharedCheck(ErrorCheck):
-    """The check of this process; the launcher writes the result file."""
-
-    def __init__(self, handover: Handover, options: CheckOptions) -> None:
-        super().__init__(None, options)
-        self._handover = handover
-
-    def _say(self, text: str) -> None:
-        self._handover.say(text)
-
-    def _keep(self, process: ProcessCheck) -> None:
-        self._handover.note_check(msgspec.json.encode(process))
-
-    def _write(self, result: CheckResult) -> None:
-        """Leave the file to the launcher."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import struct
 import sys
-import sysconfig
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.machinery import ExtensionFileLoader
@@ -234,7 +233,7 @@ def _library() -> Any:
 
     Where Python has no lock, objects lie otherwise in memory than the stable interface says.
     """
-    free = sysconfig.get_config_var("Py_GIL_DISABLED")
+    free = "free-threading" in sys.version
     if free or sys.implementation.name != "cpython" or not LIBRARY.is_file():
         return None
     loader = ExtensionFileLoader("_tape", str(LIBRARY))
