@@ -241,7 +241,7 @@ class Recording:
             DumpWriteError: the run is incomplete (disk full); what was written can be read.
         """
         self.end(ended_by)
-        return self.run or self._opened()
+        return self._opened() if self.run is None else self.run
 
     @interrupts.held
     def end(self, ended_by: str | None = None) -> None:

@@ -51,7 +51,7 @@ class Observer:
     ``record(call, role, leaves)``: records inputs or outputs of a call.
     ``passing``: what lets calls pass, if calls are only checked for errors.
     ``latest``: the root call that backward passes belong to; None if it is not recorded.
-    ``ranks``: records what concerns the ranks beside this one.
+    ``ranks``: records what concerns the ranks beside this one. ``modes``: observe operators.
     ``on_call_end(call, outputs)``: called when a recorded call ends; the program waits for it.
     ``substitution``: the tensors of operators that are put in place of the program's own.
     """
@@ -64,8 +64,6 @@ class Observer:
         """``reference``: also records inputs of modules. ``restricted``: only some models count.
 
         ``operators``: operators of PyTorch may be observed.
-
-        Raises EmptyDumpError for an operator that does not exist.
         """
         self.thread, self.guarded = thread, guard.run
         self.backward = "backward" in options.phases
@@ -93,10 +91,8 @@ class Observer:
         self._role_after = {1: "input", 2: "after"}.get(options.time)
         self._check = recorder if isinstance(recorder, CheckingRecorder) else None
         self._forwards = ForwardOperators()
-        check, modules = self._check, self._modules
-        parts = thread, self._forwards, modules, self.backward
+        check, parts = self._check, (thread, self._forwards, self._modules, self.backward)
         self.passing = None if check is None else Passing(check, *parts)
-        levels = options.operator_levels if operators else ()
         self.ranks = Ranks(self, recorder, options, operators)
         self._gradients = Gradients(self._roles, self.guarded, self.record_gradient)
         self.weights = ModuleWeights(self, recorder, options, self._gradients)
@@ -105,11 +101,7 @@ class Observer:
         alone = check is None and reference is None and profile is None
         parts_of_player = self, recorder, guard, options, self._call_stacks
         self.player = Player.of(*parts_of_player) if alone else None
-        self._modes: OperatorModes | None = None
-        if levels:
-            from llmdebug_nb.capture.operators.modes import OperatorModes
-
-            self._modes = OperatorModes(self, levels, options.apis)
+        self.modes: OperatorModes | None = None
         self.latest: int | None = None if self._check is None else 0
         self._resting = False
 
@@ -117,24 +109,24 @@ class Observer:
 
     def start(self) -> None:
         self.ranks.start()
-        if self._modes:
-            self._modes.open()
-            self._modes.push()
+        if self.modes:
+            self.modes.open()
+            self.modes.push()
 
     def stop(self) -> None:
         self._resting = True
         self.ranks.stop()
         self._gradients.off()
         self._forwards.clear()
-        if self._modes:
-            self._modes.pop()
-            self._modes.close()
+        if self.modes:
+            self.modes.pop()
+            self.modes.close()
 
     def rest(self) -> None:
         """Take off all that observes between root calls: no further step is recorded."""
         self._resting = True
-        if self._modes:
-            self._modes.pop()
+        if self.modes:
+            self.modes.pop()
 
     def pause(self, backward: bool = False) -> None:
         """Record no further root call; with ``backward``, still the gradients of earlier ones."""
@@ -149,8 +141,8 @@ class Observer:
         self.latest = self.thread.root_call if recording else None
         self.ranks.look()
         self._forwards.begin_root_call()
-        if self._modes:
-            self._modes.begin_root_call(recording)
+        if self.modes:
+            self.modes.begin_root_call(recording)
         waits = self.on_call_end is None and self.substitution is None
         if self.player is not None:
             self.player.shut()  # a call that was interrupted may have left it open
@@ -165,8 +157,8 @@ class Observer:
             call, output = thread.last_output
             thread.last_output = None
             self.record(call, "output", leaves(output))
-        if self._modes:
-            self._modes.end_root_call(self._resting)
+        if self.modes:
+            self.modes.end_root_call(self._resting)
 
     def listening(self) -> bool:
         """Return whether operators count now.
@@ -428,11 +420,11 @@ class Observer:
     def begin_backward(self) -> list[Mode]:
         """Begin a backward pass of this thread; return the modes put on its stack for it."""
         self.ranks.begin_backward()
-        return self._modes.push() if self._modes and self.latest is not None else []
+        return self.modes.push() if self.modes and self.latest is not None else []
 
     def end_backward(self, pushed: list[Mode]) -> None:
-        if pushed and self._modes:
-            self._modes.pop(pushed)
+        if pushed and self.modes:
+            self.modes.pop(pushed)
         if not pytorch.in_backward():
             # what follows is no loss, but an optimizer or the next batch
             self.thread.after_recorded = False

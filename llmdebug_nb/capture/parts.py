@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from llmdebug_nb.capture import setup
 from llmdebug_nb.capture.calls import ThreadState
@@ -19,12 +18,12 @@ from llmdebug_nb.core.options import DumpOptions
 
 if TYPE_CHECKING:
     from llmdebug_nb.capture.alarms import Alarms
+    from llmdebug_nb.capture.operators.modes import OperatorModes
     from llmdebug_nb.capture.ring import Ring
     from llmdebug_nb.capture.timing.profiler import Profile
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """The parts of one recording, each with one job.
 
     ``recorder``: of the dump. ``reference``: of a second dump, made of the graph of compiled code.
@@ -78,6 +77,8 @@ class Parts:
             options, recorder, second, thread, guard, profile, selected,
             restricted=restricted, operators=operators,
         )  # fmt: skip
+        if operators and options.operator_levels:
+            observer.modes = _modes(observer, options)
         sinks = [sink] if reference is None else [sink, reference]
         roots = Roots(options, selected, sinks, counts_all=profile is not None)
         ring = None
@@ -144,6 +145,12 @@ def _profile(options: DumpOptions, sink: Sink, notes: list[str]) -> Profile | No
     from llmdebug_nb.capture.timing.profiler import Profile
 
     return Profile.of(options, sink, notes)
+
+
+def _modes(observer: Observer, options: DumpOptions) -> OperatorModes:
+    from llmdebug_nb.capture.operators.modes import OperatorModes
+
+    return OperatorModes(observer, options.operator_levels, options.apis)
 
 
 def _alarms(options: DumpOptions, guard: Guard) -> Alarms:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import Field, dataclass, field
-from typing import Any
+from dataclasses import Field, field
+from typing import Any, NamedTuple
 
 WHAT, WHEN, HOW_MUCH = "what is recorded", "when", "how much, and where"
 
 
-@dataclass(frozen=True)
-class Declaration:
+class Declaration(NamedTuple):
     """The declaration of an option, besides its name, type and default.
 
     ``help``: one line. ``read``: takes a value and the option's name, returns the canonical form.

@@ -8,6 +8,7 @@ made from that. `DumpKeywords` has the types that type checkers and editors see.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,11 +43,8 @@ EVERY_TOKEN = "all"  # step, PrecisionDebugger, get_fx_dump_config and get_ge_du
 RUNS_FOLDER = "llmdebug_runs"
 PARTS = {
     "both": ("input", "output"),
-    "in": ("input",),
-    "out": ("output",),
-    "input": ("input",),
-    "output": ("output",),
-}
+    "in": ("input",), "out": ("output",), "input": ("input",), "output": ("output",),
+}  # fmt: skip
 PHASES = {"both": ("forward", "backward"), "forward": ("forward",), "backward": ("backward",)}
 GRAPHS = ("fx", "fused", "both")
 FINGERPRINTS = ("xxh3", "crc32", "xor")
@@ -433,6 +431,7 @@ def goes_on(given: Mapping[str, object]) -> bool:
     return bool(given.keys() & {"every", "last"})
 
 
+@functools.cache
 def describe(**defaults: object) -> str:
     """Return the options with their help texts and defaults, as lines of a docstring."""
     lines: list[str] = []

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path, PurePath
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from llmdebug_nb.core.findings import EXPECTED, Difference
-from llmdebug_nb.core.places import shown
+if TYPE_CHECKING:
+    from llmdebug_nb.core.findings import Difference
 
 
 class Named(Protocol):
@@ -27,6 +26,10 @@ class Named(Protocol):
 
 def made_text(run: Named) -> str:
     """Return when and with which versions a run was recorded."""
+    from datetime import datetime
+
+    from llmdebug_nb.core.places import shown
+
     created, text = run.meta.get("created"), ""
     if isinstance(created, (int, float)):
         text = f" recorded {datetime.fromtimestamp(created):%Y-%m-%d %H:%M:%S}"
@@ -51,6 +54,8 @@ def labels(golden: Named, mine: Named) -> tuple[str, str]:
 
 def expected_text(row: Difference) -> str:
     """Return why a row is expected, "" if it is not."""
+    from llmdebug_nb.core.findings import EXPECTED
+
     if row.verdict != EXPECTED:
         return ""
     return (row.expected.comment or str(row.expected)) if row.expected else row.reason or ""
@@ -80,6 +85,8 @@ def size_text(nbytes: int) -> str:
 
 def verdicts_text(differences: Sequence[Difference], hidden: bool) -> str:
     """Return how many rows have each verdict. ``hidden``: the values of no row show a finding."""
+    from llmdebug_nb.core.findings import EXPECTED
+
     counts = Counter(d.verdict for d in differences)
     compared = len(differences) - counts["unmatched"]
     parts = [f"{counts['match']:,} identical", f"{counts['within_noise']:,} within noise"]

@@ -18,6 +18,7 @@ from llmdebug_nb.store import own_file
 from llmdebug_nb.store.catalog import process_folders
 from llmdebug_nb.store.checked import json_of
 from llmdebug_nb.store.connection import connect, log_of
+from llmdebug_nb.store.part import Part
 from llmdebug_nb.store.payload_files import places, start_of
 
 State = Literal["complete", "recording", "incomplete"]
@@ -56,33 +57,21 @@ class Progress:
     model: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The part of one process. ``folder``: its name. ``ended_by``: why it ended early."""
-
-    folder: str
-    rank: str
-    bytes: int
-    records: int | None
-    complete: bool
-    ended_by: str | None
-
-
 # run -> state of its files, the progress read from them, and the time to read them again
 _known: dict[Path, tuple[object, Progress, float]] = {}
 
 
 def parts(run: Path) -> list[Part]:
     """Return what each process wrote, in order of their folders' names; never raises."""
-    found = []
-    for folder in process_folders(run):
-        sizes = [stat.st_size for _, file in places(folder) if (stat := _stat(file)) is not None]
-        seen = _figures(folder)
-        rank = folder.name.partition("_")[0].removeprefix("rank")
-        found.append(
-            Part(folder.name, rank, sum(sizes), seen.records, seen.complete, seen.ended_by)
-        )
-    return found
+    return [part(folder) for folder in process_folders(run)]
+
+
+def part(folder: Path) -> Part:
+    """Return what the process of a folder wrote; never raises."""
+    sizes = [stat.st_size for _, file in places(folder) if (stat := _stat(file)) is not None]
+    seen = _figures(folder)
+    rank = folder.name.partition("_")[0].removeprefix("rank")
+    return Part(folder.name, rank, sum(sizes), seen.records, seen.complete, seen.ended_by)
 
 
 def progress(run: Path) -> Progress:

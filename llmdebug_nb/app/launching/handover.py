@@ -7,6 +7,7 @@ Every Python of the program imports this module, so it uses only the standard li
     reached/PID    the first package (torch, onnxruntime, openvino or
                    llama_cpp) that a process imported
     errcheck/PID   the result of an error check in a process
+    ended          JSON lines: what each recording that has ended wrote
     messages       JSON lines: messages of the processes for the user
     lock           held by a process that creates the run
 """
@@ -19,7 +20,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,26 +113,40 @@ class Handover:
         return {pid: (folder / str(pid)).read_text(encoding="utf-8") for pid in pids}
 
     def say(self, text: str) -> None:
-        """Send a message. It is one write, as several processes may send at the same time."""
-        line = json.dumps([os.getpid(), text]) + "\n"
+        """Send a message."""
+        self._add("messages", text)
+
+    def messages(self) -> list[tuple[int, str]]:
+        """Return the messages in order, each with the id of its process."""
+        return [(pid, str(text)) for pid, text in self._added("messages")]
+
+    def note_end(self, part: Sequence[object]) -> None:
+        """Send what the recording of this process wrote, a `Part`, now that it has ended."""
+        self._add("ended", part)
+
+    def ended(self) -> list[list[Any]]:
+        """Return what each recording wrote that has ended."""
+        return [part for _, part in self._added("ended")]
+
+    def _add(self, name: str, what: object) -> None:
+        """Add a line to a file, in one write: several processes may do so at the same time."""
+        line = json.dumps([os.getpid(), what]) + "\n"
         with contextlib.suppress(OSError):
-            file = os.open(self.folder / "messages", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            file = os.open(self.folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
                 os.write(file, line.encode())
             finally:
                 os.close(file)
 
-    def messages(self) -> list[tuple[int, str]]:
-        """Return the messages in order, each with the id of its process."""
-        file = self.folder / "messages"
-        messages: list[tuple[int, str]] = []
+    def _added(self, name: str) -> Iterator[tuple[int, Any]]:
+        """Yield the lines of a file, each with the id of the process that added it."""
+        file = self.folder / name
         if not file.exists():
-            return messages
+            return
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError, TypeError):  # the program may write here too
-                pid, text = json.loads(line)
-                messages.append((int(pid), str(text)))
-        return messages
+                pid, what = json.loads(line)
+                yield int(pid), what
 
     def note_check(self, result: bytes) -> None:
         """Send the result of this process's check so far; it replaces an earlier one."""

@@ -20,12 +20,12 @@ from llmdebug_nb.app.option_flags import LEVELS
 from llmdebug_nb.core.errors import DumpWriteError, OptionError, StoreError, UnknownRunError
 from llmdebug_nb.core.option_signatures import shows_options
 from llmdebug_nb.core.options import DumpOptions, runs_folder
+from llmdebug_nb.store.part import Part
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from llmdebug_nb.core.options import DumpKeywords
-    from llmdebug_nb.store.progress import Part
     from llmdebug_nb.store.run import Run
 
 ROOM = 2 * 10**9  # bytes that must be free on the disk, as in msit
@@ -221,20 +221,29 @@ def _run(
         program = process.start(words, variables, output is not None)
     except process.NotStarted as error:
         return Launched(error.status, None, [("error", str(error))])
-    from llmdebug_nb.store import progress  # slow, so it is imported while the program starts
-
     unreached = Unreached(pth)
     status = process.wait(program, output, unreached.look)
     path = handover.run
-    parts = progress.parts(path) if path is not None else []
+    parts = _parts(path, handover) if path is not None else []
     if path is not None and status in _IN_ORDER and _finished(path, parts):
-        parts = progress.parts(path)
+        parts = _parts(path, handover)
     messages = list(_messages(path, parts, words, handover, unreached, pth))
     if path is not None and not parts:
         for folder in (path, path.with_name(f"{path.name}.fx")):
             _remove_empty(folder)
         path = None
     return Launched(status, path, messages)
+
+
+def _parts(path: Path, handover: Handover) -> list[Part]:
+    """Return what each process wrote of a run: its index is only asked if it has not told."""
+    told = {part.folder: part for part in map(Part._make, handover.ended())}
+    folders = sorted(each.name for each in path.iterdir() if each.is_dir())
+    if told.keys() >= set(folders):
+        return [told[name] for name in folders]
+    from llmdebug_nb.store import progress
+
+    return progress.parts(path)
 
 
 def _finished(path: Path, parts: Sequence[Part]) -> bool:

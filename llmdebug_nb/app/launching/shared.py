@@ -46,11 +46,15 @@ class SharedRecording(Recording):
         """End the recording with the process; send errors to the launcher."""
         if not self.running:
             return
+        from llmdebug_nb.store import progress
+
         program_error = getattr(sys, "last_type", None)
         try:
             self.end(None if program_error is None else program_error.__name__)
         except LLMDebugError as error:
             self._handover.say(str(error))
+        else:
+            self._handover.note_end(progress.part(self._process_folders[0]))
 
     def _create(self, name: str) -> Path:
         """Return the run's folder, or that of the run beside it (``.fx``).
