@@ -42,6 +42,7 @@ def _seconds(command: list[str], variables: dict[str, str]) -> tuple[float, floa
 def measure(program: str, rounds: int, folder: Path) -> dict[str, tuple[float, float]]:
     """Return the median wall and CPU seconds: plain, inside a launched program, and launched."""
     plain = {**os.environ, "LLMDEBUG_RUNS": str(folder / "runs")}
+    plain.pop("PYTHONDONTWRITEBYTECODE", None)  # users have compiled modules
     handover = Handover(Path(tempfile.mkdtemp(dir=folder)))
     handover.write_options({**DumpOptions(stats_only=True).given(), "path": str(folder / "inside")})
     inside = environment(handover, plain, None)
@@ -55,7 +56,7 @@ def measure(program: str, rounds: int, folder: Path) -> dict[str, tuple[float, f
     for number in range(rounds + 1):
         for way, (words, variables) in ways.items():
             seconds = _seconds(words, variables)
-            if number:  # the first round warms the disk
+            if number:  # the first round compiles, and warms the disk
                 taken[way].append(seconds)
     return {
         way: (_middle([w for w, _ in all_]), _middle([c for _, c in all_]))

@@ -17,6 +17,7 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from llmdebug_nb.core import collector
 from llmdebug_nb.core import errors as errors
 from llmdebug_nb.core.errors import LLMDebugError as LLMDebugError
 from llmdebug_nb.notebook import formatters
@@ -123,7 +124,8 @@ def __getattr__(name: str) -> object:
     home = _HOMES.get(name) or _MOVED.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{home}"), name)
+    with collector.paused():  # it would go through all that the program has made
+        value = getattr(import_module(f"{__name__}.{home}"), name)
     if name in _HOMES:
         globals()[name] = value
     else:

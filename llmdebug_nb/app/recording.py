@@ -23,7 +23,7 @@ from llmdebug_nb.app.live_models import (
     remember_run,
 )
 from llmdebug_nb.capture.hooks import module_tree
-from llmdebug_nb.core import determinism, interrupts
+from llmdebug_nb.core import collector, determinism, interrupts
 from llmdebug_nb.core.errors import CaptureError, OptionError, StoreError, UploadWarning
 from llmdebug_nb.core.option_signatures import shows_options
 from llmdebug_nb.core.options import DumpOptions, runs_folder
@@ -116,7 +116,7 @@ class Recording:
 
         After an interrupt, too, nothing is left.
         """
-        with ExitStack() as undo:
+        with collector.paused(), ExitStack() as undo:  # much is loaded when this is first called
             self._begin(undo)
             run = self.run = self._opened()
             interrupts.deliver()

@@ -173,11 +173,12 @@ class Writer:
             undo.callback(self._db.close)
             # an empty index is not worth waiting for the disk
             self._db.execute("PRAGMA synchronous=OFF")
-            self._db.executescript(fmt.SCHEMA)
+            self._db.executescript(f"BEGIN; {fmt.SCHEMA}; COMMIT")
             # the log is merged once, at close: until then the file never changes under a reader
-            for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "wal_autocheckpoint=0"):
+            for pragma in ("journal_mode=WAL", "wal_autocheckpoint=0"):
                 self._db.execute(f"PRAGMA {pragma}")
             self.note({"rank": rank, "pid": os.getpid(), "begun": time.time(), "complete": False})
+            self._db.execute("PRAGMA synchronous=NORMAL")
         except BaseException as error:
             undo.close()
             if isinstance(error, (OSError, sqlite3.Error)):
@@ -408,7 +409,8 @@ class Writer:
 def _merge_log(db: sqlite3.Connection) -> None:
     db.executescript(fmt.INDEXES.replace("INDEX", "INDEX IF NOT EXISTS"))
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    db.execute("PRAGMA journal_mode=DELETE")
+    # without a log: one page changes, in its first 100 bytes, and needs no journal on the disk
+    db.execute("PRAGMA journal_mode=MEMORY")
 
 
 def finish(folder: Path) -> bool:
