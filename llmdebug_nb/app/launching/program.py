@@ -251,13 +251,15 @@ def _finished(path: Path, parts: Sequence[Part]) -> bool:
 
     Return whether there were any.
     """
+    killed = [path / part.folder for part in parts if not part.complete]
+    if not killed:
+        return False
     from llmdebug_nb.store import writer
 
     found = False
-    for part in parts:
-        if not part.complete:
-            with suppress(StoreError):
-                found |= writer.finish(path / part.folder)
+    for folder in killed:
+        with suppress(StoreError):
+            found |= writer.finish(folder)
     return found
 
 
