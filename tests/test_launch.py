@@ -260,10 +260,8 @@ def test_topology_and_tables_are_written_in_the_places_of_msits_with_a_row_for_e
     onnx.checker.check_model(onnx.load(run.path / f"model/{pid}/Sequential.onnx"))
 
 
-@pytest.mark.parametrize("before", ["", "import importlib.util as u; u.find_spec('onnxruntime')\n"])
-def test_a_session_of_onnx_runtime_is_recorded_from_its_first_run_without_torch_in_the_program(
-    here, before
-):
+def _save_tiny(file):
+    """Write a graph of two nodes: y = relu(2 x), of float32[1, 3]."""
     import numpy as np
     import onnx
     from onnx import helper
@@ -274,8 +272,15 @@ def test_a_session_of_onnx_runtime_is_recorded_from_its_first_run_without_torch_
     graph = helper.make_graph(nodes, "tiny", ends[:1], ends[1:], [weight])
     onnx.save(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9),
-        here / "tiny.onnx",
+        file,
     )
+
+
+@pytest.mark.parametrize("before", ["", "import importlib.util as u; u.find_spec('onnxruntime')\n"])
+def test_a_session_of_onnx_runtime_is_recorded_from_its_first_run_without_torch_in_the_program(
+    here, before
+):
+    _save_tiny(here / "tiny.onnx")
     (here / "run.py").write_text(
         f"{before}import numpy as np, onnxruntime\n"
         "session = onnxruntime.InferenceSession('tiny.onnx')\n"
@@ -288,6 +293,42 @@ def test_a_session_of_onnx_runtime_is_recorded_from_its_first_run_without_torch_
     run = ld.open_run("r")
     assert set(run.to_pandas().step) == {1, 2}
     assert run.tensor("/Onnx.Relu", step=2).tolist() == [[4.0, 4.0, 4.0]]
+
+
+def test_a_runtime_that_is_imported_while_the_recording_runs_is_recorded_too(here):
+    _save_tiny(here / "tiny.onnx")
+    (here / "run.py").write_text(
+        f"{MODEL}model(torch.ones(1, 3))\nimport numpy as np, onnxruntime\n"
+        "session = onnxruntime.InferenceSession('tiny.onnx')\n"
+        "print(session.run(None, {'x': np.ones((1, 3), np.float32)})[0].tolist())",
+        encoding="utf-8",
+    )
+    done = _dump("--name", "r", "--tokens", "all", "--", "python", "run.py")
+    assert done.stdout == "[[2.0, 2.0, 2.0]]\n"
+    assert {"Sequential", "Onnx.Relu"} <= set(ld.open_run("r").to_pandas().op)
+
+
+def test_a_recording_and_its_launcher_load_only_what_they_need(here):
+    (here / "run.py").write_text(
+        f"{MODEL}model(torch.ones(1, 3))\nimport sys; print(*sys.modules)", encoding="utf-8"
+    )
+    code = (
+        "import sys; from llmdebug_nb.cli import main\n"
+        "main(['dump', '-sd', '--', sys.executable, 'run.py']); print(*sys.modules)"
+    )
+    inside, launcher = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    ours = "llmdebug_nb."
+    assert {"torch", f"{ours}capture.recorder"} <= set(inside.split())
+    others = {
+        "app.errcheck", "app.runs", "capture.alarms", "capture.compat.llamacpp_api",
+        "capture.compat.onnxruntime_api", "capture.compat.openvino_api", "capture.empty_dump",
+        "capture.operators.modes", "capture.timing.profiler", "core.findings", "store.run",
+    }  # fmt: skip
+    assert not {f"{ours}{name}" for name in others}.intersection(inside.split())
+    assert not {"msgspec", "numpy", "sqlite3", "difflib"}.intersection(launcher.split())
+    assert len(ld.runs()) == 1
 
 
 def test_a_program_that_looks_for_torch_before_it_imports_it_is_recorded(here):

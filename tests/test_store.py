@@ -152,6 +152,8 @@ def test_frames_come_back_in_order_and_stop_at_a_torn_one(tmp_path_factory, step
 def test_the_layout_on_disk_is_as_documented(recorded):
     assert sorted(p.name for p in recorded.path.iterdir()) == [fmt.MARKER, _process(recorded).name]
     assert sorted(p.name for p in _process(recorded).iterdir()) == [fmt.INDEX, fmt.PAYLOAD]
+    # sqlite.org/fileformat: 1 is a database without a log beside it, which any medium can hold
+    assert (_process(recorded) / fmt.INDEX).read_bytes()[18:20] == b"\1\1"
     marker = json.loads((recorded.path / fmt.MARKER).read_text(encoding="utf-8"))
     assert (marker["format"], marker["version"], marker["name"]) == ("llmdebug-run", 1, "golden")
     assert marker["options"]["tokens"] == "0-2"
