@@ -236,8 +236,9 @@ def _run(
 
 
 def _parts(path: Path, handover: Handover) -> list[Part]:
-    """Return what each process wrote of a run: its index is only asked if it has not told."""
-    told = {part.folder: part for part in map(Part._make, handover.ended())}
+    """Return what each process wrote of a run. The indexes are asked unless all have told."""
+    ended = map(Part._make, handover.ended())
+    told = {part.folder: part for part in ended if part.complete}  # others may change: `_finished`
     folders = sorted(each.name for each in path.iterdir() if each.is_dir())
     if told.keys() >= set(folders):
         return [told[name] for name in folders]
