@@ -18,8 +18,8 @@ from llmdebug_nb.comparison import metrics, tolerance
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured, error_of
 from llmdebug_nb.core import constants, reasons
-from llmdebug_nb.core.dtypes import rounding
 from llmdebug_nb.core.findings import Expectation, Pair
+from llmdebug_nb.core.kernels.narrow import rounding
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, Site, Summary
 from models import generate, gpt2, llama, mixtral, prompt, qwen2

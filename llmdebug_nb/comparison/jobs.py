@@ -17,10 +17,11 @@ from llmdebug_nb.comparison import clipping, grain, metrics
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.weight_noise import TURNED, shown, turned
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.dtypes import DTYPES, rounding
+from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.findings import Fit
 from llmdebug_nb.core.kernels.masks import may_hide, without_masked
+from llmdebug_nb.core.kernels.narrow import rounding
 from llmdebug_nb.core.records import Record
 
 Load = Callable[[Record], torch.Tensor]

@@ -17,14 +17,15 @@ import math
 import numpy as np
 import torch
 
+from llmdebug_nb.comparison import sums
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.dtypes import DTYPES, SINGLE, coarsest, epsilon, is_floating
+from llmdebug_nb.core.dtypes import DTYPE_NAMES, coarsest, epsilon, is_floating
+from llmdebug_nb.core.kernels.difference import Sums
 from llmdebug_nb.core.kernels.relative import ratio
 from llmdebug_nb.core.records import Summary
 
 Metrics = dict[str, float | int | None]
 
-EPS = SINGLE  # values of golden up to this have no relative error
 FIELDS: dict[str, str] = {
     "cosine_similarity": "g·m / (|g| |m|); 1 if both are zero, 0 if one is",
     "relative_euclidean_distance": "|m - g| / |g|; 0 if both are zero, inf if only g is",
@@ -73,19 +74,19 @@ def compare(golden: torch.Tensor, mine: torch.Tensor, logits: bool = False) -> M
     if golden.numel() != mine.numel():
         raise ValueError(f"{golden.numel()} elements against {mine.numel()}")
     golden, mine = _masks(golden, mine)
-    names = _name(golden), _name(mine)
-    unit = coarsest(names) or names[0]
+    unit = _unit(_name(golden), _name(mine))
     g_flat, m_flat = _flat(golden), _flat(mine)
     width = golden.shape[-1] if golden.dim() > 1 and not golden.is_complex() else 0
     row = width or g_flat.numel() if logits else width
     chunk = max(1, constants.CHUNK // row) * row if row else constants.CHUNK  # whole rows
-    sums, tokens = _Sums(unit, width), _Tokens(row) if logits and row else None
+    found, worst_row = sums.of(g_flat, m_flat, unit, width, chunk)
+    values = _figures(found, worst_row, sums.has_ulp(unit))
+    if not logits or not row:
+        return values
+    tokens = _Tokens(row)
     for g, m in zip(torch.split(g_flat, chunk), torch.split(m_flat, chunk), strict=True):
-        g64, m64 = g.double().numpy(), m.double().numpy()
-        sums.add(g64, m64, _ulps(g, m, unit))
-        if tokens is not None:
-            tokens.add(g64, m64)
-    return sums.result() | (tokens.result(_name(mine)) if tokens is not None else {})
+        tokens.add(g.double().numpy(), m.double().numpy())
+    return values | tokens.result(_name(mine))
 
 
 def divergence(golden: torch.Tensor, mine: torch.Tensor) -> float | None:
@@ -188,7 +189,13 @@ def _masks(golden: torch.Tensor, mine: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def _name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    return DTYPE_NAMES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
+
+
+@functools.cache
+def _unit(golden: str, mine: str) -> str:
+    """Return the coarser dtype of two."""
+    return coarsest((golden, mine)) or golden
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -203,169 +210,34 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1)
 
 
-# floating dtype -> integers of the same size
-_ORDERED = {
-    torch.float64: torch.int64,
-    torch.float32: torch.int32,
-    torch.float16: torch.int16,
-    torch.bfloat16: torch.int16,
-}
-
-
-def _ulps(g: torch.Tensor, m: torch.Tensor, unit: str) -> np.ndarray | None:
-    """Return the distance in representable numbers of dtype ``unit``, as float64.
-
-    None if the dtype is no IEEE floating dtype.
-    """
-    dtype = DTYPES.get(unit)
-    if dtype not in _ORDERED:
-        return None
-    a, b = (_line(x.to(dtype).view(_ORDERED[dtype])) for x in (g, m))
-    return np.asarray(np.maximum(a, b) - np.minimum(a, b), dtype=np.float64)
-
-
-def _line(bits: torch.Tensor) -> np.ndarray:
-    """Map IEEE bit patterns to uint64 in the order of their values, -0 and +0 alike."""
-    wide = bits.to(torch.int64).numpy()
-    low = np.int64(-(1 << (bits.dtype.itemsize * 8 - 1)))  # the sign bit: -0
-    middle = np.uint64(1 << 63)
-    # a negative pattern is the sign bit plus a magnitude
-    return np.where(
-        wide < 0, middle - (wide - low).astype(np.uint64), middle + wide.astype(np.uint64)
-    )
-
-
-def _dot(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the sum of products, in one order; BLAS's, ``a @ b``, depends on its threads."""
-    return float((a * b).sum())
-
-
-class _Sums:
-    """The running sums of one pass."""
-
-    def __init__(self, unit: str, width: int) -> None:
-        largest = torch.finfo(DTYPES[unit]).max if is_floating(unit) else math.inf
-        self.huge = constants.INFINITE_SHARE * largest
-        self.width = width
-        self.row_d: list[np.ndarray] = []
-        self.row_g: list[np.ndarray] = []
-        self.finite = self.sizeable = self.mismatched = self.nan = self.inf = 0
-        self.gg = self.mm = self.gm = self.dd = 0.0
-        self.abs_d = self.abs_g = self.abs_m = self.rel = self.ulp = 0.0
-        self.gd = self.gd_gd = self.gg_gg = self.max_d = self.max_rel = self.max_ulp = 0.0
-        self.below1 = self.below5 = 0
-        self.has_ulp = False
-
-    def add(self, g: np.ndarray, m: np.ndarray, ulp: np.ndarray | None) -> None:
-        fine = (np.abs(g) < self.huge) & (np.abs(m) < self.huge)  # False for NaN too
-        if self.width:
-            self._rows(g, m, fine)
-        if not fine.all():
-            g, m, ulp = self._strike(g, m, ulp, fine)
-        if not g.size:
-            return
-        d = m - g
-        even = g * d
-        self.gd += float(even.sum())
-        self.gd_gd += _dot(even, even)
-        d, size = np.abs(d), np.abs(g)
-        self.finite += g.size
-        self.mismatched += int(np.count_nonzero(d))
-        square = g * g
-        self.gg += float(square.sum())
-        self.gg_gg += _dot(square, square)
-        self.mm += _dot(m, m)
-        self.gm += _dot(g, m)
-        self.dd += _dot(d, d)
-        self.abs_d += float(d.sum())
-        self.abs_g += float(size.sum())
-        self.abs_m += float(np.abs(m).sum())
-        self.max_d = max(self.max_d, float(d.max()))
-        self._relative(d, size)
-        if ulp is not None:
-            self.has_ulp = True
-            self.max_ulp = max(self.max_ulp, float(ulp.max()))
-            self.ulp += float(ulp.sum())
-
-    def _strike(
-        self, g: np.ndarray, m: np.ndarray, ulp: np.ndarray | None, fine: np.ndarray
-    ) -> tuple[np.ndarray, ...]:
-        """Remove the positions that are not finite on both sides, and count them."""
-        a, b = (
-            np.where(np.abs(x) >= self.huge, np.copysign(math.inf, x), x)
-            for x in (g[~fine], m[~fine])
-        )
-        both_nan = np.isnan(a) & np.isnan(b)
-        one_nan = np.isnan(a) ^ np.isnan(b)
-        self.nan += int(one_nan.sum())
-        self.inf += int(((a != b) & ~both_nan & ~one_nan).sum())
-        self.mismatched += int(((a != b) & ~both_nan).sum())
-        return g[fine], m[fine], None if ulp is None else ulp[fine]  # type: ignore[return-value]
-
-    def _rows(self, g: np.ndarray, m: np.ndarray, fine: np.ndarray) -> None:
-        """Take the norms of whole rows, without the positions that are not finite."""
-        g, d = (
-            np.where(fine, x, 0.0).reshape(-1, self.width)
-            for x in (g, np.where(fine, m, 0.0) - np.where(fine, g, 0.0))
-        )
-        self.row_g.append(np.linalg.norm(g, axis=1))
-        self.row_d.append(np.linalg.norm(d, axis=1))
-
-    def _worst_row(self) -> float | None:
-        if not self.row_g:
-            return None
-        size, error = np.concatenate(self.row_g), np.concatenate(self.row_d)
-        size = np.maximum(size, math.sqrt(_dot(size, size) / size.size))
-        if not size.any():  # golden is all zero
-            return ratio(float(error.max()), 0.0)
-        return float((error / size).max())
-
-    def _relative(self, d: np.ndarray, size: np.ndarray) -> None:
-        sizeable = size > EPS
-        if not sizeable.any():
-            return
-        rel = d[sizeable] / size[sizeable]
-        self.sizeable += rel.size
-        self.max_rel = max(self.max_rel, float(rel.max()))
-        self.rel += float(rel.sum())
-        self.below1 += int((rel < 1e-3).sum())
-        self.below5 += int((rel < 5e-3).sum())
-
-    def _l1_norm(self) -> float:
-        return (self.abs_m - self.abs_g) / self.abs_g if self.abs_g else ratio(self.abs_m, 0.0)
-
-    def result(self) -> Metrics:
-        n = self.finite
-        if not n:
-            return dict.fromkeys(FIELDS) | {
-                "mismatched": self.mismatched,
-                "nan_mismatch": self.nan,
-                "inf_mismatch": self.inf,
-            }
-        g_norm, m_norm, d_norm = math.sqrt(self.gg), math.sqrt(self.mm), math.sqrt(self.dd)
-        cosine = self.gm / g_norm / m_norm if g_norm and m_norm else float(g_norm == m_norm)
-        return {
-            "cosine_similarity": max(-1.0, min(1.0, cosine)),
-            "relative_euclidean_distance": ratio(d_norm, g_norm),
-            "worst_row_error": self._worst_row(),
-            "scale_error": self.gd / self.gg if self.gg else ratio(self.mm, 0.0),
-            "scale_t": ratio(abs(self.gd), math.sqrt(self.gd_gd)),
-            "carriers": (self.gg / math.sqrt(self.gg_gg)) ** 2 if self.gg_gg else 0.0,
-            "rmse": d_norm / math.sqrt(n),
-            "max_absolute_error": self.max_d,
-            "mean_absolute_error": self.abs_d / n,
-            "max_relative_error": self.max_rel,
-            "mean_relative_error": self.rel / n,
-            "one_thousandth_err_ratio": self.below1 / self.sizeable if self.sizeable else 1.0,
-            "five_thousandths_err_ratio": self.below5 / self.sizeable if self.sizeable else 1.0,
-            "euclidean_distance": d_norm,
-            "l1_norm": self._l1_norm(),
-            "max_ulp": int(self.max_ulp) if self.has_ulp else None,
-            "mean_ulp": self.ulp / n if self.has_ulp else None,
-            "mismatched": self.mismatched,
-            "nan_mismatch": self.nan,
-            "inf_mismatch": self.inf,
-        }
+def _figures(of: Sums, worst_row: float | None, has_ulp: bool) -> Metrics:
+    """Return the metrics that sums make, all of `FIELDS`."""
+    s, n = of, of.finite
+    counts: Metrics = {"mismatched": s.mismatched, "nan_mismatch": s.nan, "inf_mismatch": s.inf}
+    if not n:
+        return dict.fromkeys(FIELDS) | counts
+    g_norm, m_norm, d_norm = math.sqrt(s.gg), math.sqrt(s.mm), math.sqrt(s.dd)
+    cosine = s.gm / g_norm / m_norm if g_norm and m_norm else float(g_norm == m_norm)
+    return {
+        "cosine_similarity": max(-1.0, min(1.0, cosine)),
+        "relative_euclidean_distance": ratio(d_norm, g_norm),
+        "worst_row_error": worst_row,
+        "scale_error": s.gd / s.gg if s.gg else ratio(s.mm, 0.0),
+        "scale_t": ratio(abs(s.gd), math.sqrt(s.gd_gd)),
+        "carriers": (s.gg / math.sqrt(s.gg_gg)) ** 2 if s.gg_gg else 0.0,
+        "rmse": d_norm / math.sqrt(n),
+        "max_absolute_error": s.most,
+        "mean_absolute_error": s.abs_d / n,
+        "max_relative_error": s.most_relative,
+        "mean_relative_error": s.relative / n,
+        "one_thousandth_err_ratio": s.within_1 / s.sizeable if s.sizeable else 1.0,
+        "five_thousandths_err_ratio": s.within_5 / s.sizeable if s.sizeable else 1.0,
+        "euclidean_distance": d_norm,
+        "l1_norm": (s.abs_m - s.abs_g) / s.abs_g if s.abs_g else ratio(s.abs_m, 0.0),
+        "max_ulp": int(s.most_ulps) if has_ulp else None,
+        "mean_ulp": s.ulps / n if has_ulp else None,
+        **counts,
+    }
 
 
 class _Tokens:
@@ -440,7 +312,7 @@ class _LogSumExp:
         shrink = math.exp(self.top - top)
         weights = np.exp(x - top)
         self.total = self.total * shrink + float(weights.sum())
-        self.weighted = self.weighted * shrink + _dot(weights, values)
+        self.weighted = self.weighted * shrink + sums.dot(weights, values)
         self.top = top
 
     def log(self) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from llmdebug_nb.comparison.metrics import EPS
+from llmdebug_nb.comparison.sums import EPS
 from llmdebug_nb.core.dtypes import DTYPE_NAMES
 
 

@@ -22,7 +22,6 @@ DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name in (*_INTEGERS, *_FLOATS, *_TINY) if hasattr(torch, name)
 }
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
-_FEW = 256  # elements that tell at once of most tensors that a narrow dtype can't hold them
 SINGLE = 2.0**-23  # epsilon of float32, in which sums of narrower dtypes are accumulated
 
 
@@ -47,21 +46,3 @@ def epsilon(name: str) -> float:
 def coarsest(names: Iterable[str]) -> str | None:
     """Return the floating dtype with the largest epsilon, the first of equals; None for none."""
     return max(filter(is_floating, names), key=epsilon, default=None)
-
-
-def rounding(x: torch.Tensor) -> float:
-    """Return the epsilon of the coarsest dtype of 16 bits that holds all values of a tensor.
-
-    It is 0 if none does, if the tensor's own dtype is no finer, or if it has one value alone.
-    """
-    if x.dtype not in (torch.float32, torch.float64):
-        return 0.0
-    numbers = x.flatten()
-    for dtype in (torch.bfloat16, torch.float16):
-        if _holds(dtype, numbers[:_FEW]) and _holds(dtype, numbers):
-            return torch.finfo(dtype).eps if bool((numbers != numbers[:1]).any()) else 0.0
-    return 0.0
-
-
-def _holds(dtype: torch.dtype, x: torch.Tensor) -> bool:
-    return bool(((x.to(dtype).to(x.dtype) == x) | x.isnan()).all())
