@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+import functools
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from llmdebug_nb.comparison.measured import Measured
-from llmdebug_nb.comparison.noise import kind_of
+from llmdebug_nb.comparison.siblings import kind_of
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.findings import Verdict
@@ -48,6 +50,35 @@ def says(label: str, coarse: Sequence[str], stated: float, verdict: Verdict, lim
     )
 
 
+class _Sides(NamedTuple):
+    """What decides the epsilons of a pair: dtypes ("" for none), those that hold the values, role.
+
+    They are few in a run, whatever the number of its rows.
+    """
+
+    golden: str
+    mine: str
+    rounded: tuple[float, float]
+    is_weight: bool
+
+    @property
+    def by_dtype(self) -> tuple[float, float]:
+        """The epsilons of the dtypes of golden and mine."""
+        return epsilon(self.golden), epsilon(self.mine)
+
+
+def _sides(m: Measured) -> _Sides:
+    golden, mine = m.pair.golden, m.pair.mine
+    either = golden or mine
+    assert either is not None
+    return _Sides(
+        "" if golden is None else golden.summary.dtype,
+        "" if mine is None else mine.summary.dtype,
+        m.rounded,
+        either.site.role == "weight",
+    )
+
+
 class Epsilons:
     """The machine epsilon that counts for a pair: that of the coarser side.
 
@@ -61,68 +92,74 @@ class Epsilons:
     def __init__(
         self, measured: Sequence[Measured], stated: tuple[float, float] = (0.0, 0.0)
     ) -> None:
-        self._stated = stated
-        own = [m for m in measured if m.pair.at_its_place and m.pair.golden and m.pair.mine]
+        self._stated, self._measured = stated, measured
+        self._both: dict[_Sides, tuple[float, float]] = {}
+        self._of: dict[_Sides, float] = {}
+        own = Counter(map(_sides, filter(_is_own, measured)))
         self._throughout = {
-            (weights, side): self._is_throughout([m for m in own if _is_weight(m) is weights], side)
+            (weights, side): self._is_throughout(
+                {sides: n for sides, n in own.items() if sides.is_weight is weights}, side
+            )
             for weights in (False, True)
             for side in (0, 1)
         }
-        self._of: dict[int, float] = {}  # by the pair's index
-        self._kinds: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
-        for m in own:
-            if m.pair.golden is not None:
-                kind = self._kinds[_call_kind(m.pair.golden)]
-                kind[m.pair.golden.site.path] = _by_dtype(m)[1]
 
     def of(self, m: Measured) -> float:
         """Return the epsilon; 0 if neither side rounds."""
-        if m.index not in self._of:
-            self._of[m.index] = self._coarser(m)
-        return self._of[m.index]
+        sides = _sides(m)
+        if sides not in self._of:
+            self._of[sides] = self._coarser(sides)
+        return self._of[sides]
 
-    def _coarser(self, m: Measured) -> float:
-        golden, mine = _by_dtype(m)
-        weight, both = _is_weight(m), self.both(m)
-        coarse = (eps for side, eps in enumerate(both) if self._throughout[weight, side])
+    def _coarser(self, sides: _Sides) -> float:
+        golden, mine = sides.by_dtype
+        both = self._of_both(sides)
+        coarse = (e for side, e in enumerate(both) if self._throughout[sides.is_weight, side])
         return max(golden or mine, *coarse, 0.0)
 
     def is_odd(self, m: Measured) -> bool:
         """Tell whether mine is coarser than golden here, but in no other call of the kind."""
-        golden, mine = _by_dtype(m)
+        golden, mine = _sides(m).by_dtype
         if m.pair.golden is None or not golden or mine <= golden:
             return False
         kind = self._kinds[_call_kind(m.pair.golden)].items()
         others = [eps for path, eps in kind if path != m.pair.golden.site.path]
         return len(others) > 1 and mine > max(others)
 
+    @functools.cached_property
+    def _kinds(self) -> dict[tuple[object, ...], dict[str, float]]:
+        """The epsilon of mine's dtype, by kind of call and by path."""
+        kinds: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
+        for m in filter(_is_own, self._measured):
+            if m.pair.golden is not None:
+                kinds[_call_kind(m.pair.golden)][m.pair.golden.site.path] = _sides(m).by_dtype[1]
+        return kinds
+
     def both(self, m: Measured) -> tuple[float, float]:
         """Return the epsilons of golden and mine, by their dtypes, their values and programs."""
-        (golden, mine), (its, own) = _by_dtype(m), m.rounded
-        for_golden, for_mine = (0.0, 0.0) if _is_weight(m) else self._stated
-        return (
-            max(golden, its, for_golden) if golden else 0.0,
-            max(mine, own, for_mine) if mine else 0.0,
-        )
+        return self._of_both(_sides(m))
 
-    def _is_throughout(self, measured: Sequence[Measured], side: int) -> bool:
+    def _of_both(self, sides: _Sides) -> tuple[float, float]:
+        if sides not in self._both:
+            (golden, mine), (its, own) = sides.by_dtype, sides.rounded
+            for_golden, for_mine = (0.0, 0.0) if sides.is_weight else self._stated
+            self._both[sides] = (
+                max(golden, its, for_golden) if golden else 0.0,
+                max(mine, own, for_mine) if mine else 0.0,
+            )
+        return self._both[sides]
+
+    def _is_throughout(self, counted: Mapping[_Sides, int], side: int) -> bool:
         """Tell whether a side is coarser than the other one in most of what is compared."""
-        epsilons = [both for both in map(self.both, measured) if all(both)]
-        coarser = sum(both[side] > both[1 - side] for both in epsilons)
-        return coarser > 0 and coarser >= constants.COARSER_SHARE * len(epsilons)
+        epsilons = [(self._of_both(sides), n) for sides, n in counted.items()]
+        known = [(both, n) for both, n in epsilons if all(both)]
+        coarser = sum(n for both, n in known if both[side] > both[1 - side])
+        return coarser > 0 and coarser >= constants.COARSER_SHARE * sum(n for _, n in known)
 
 
-def _by_dtype(m: Measured) -> tuple[float, float]:
-    """Return the epsilons of the dtypes of golden and mine."""
-    golden, mine = m.pair.golden, m.pair.mine
-    return (
-        0.0 if golden is None else epsilon(golden.summary.dtype),
-        0.0 if mine is None else epsilon(mine.summary.dtype),
-    )
-
-
-def _is_weight(m: Measured) -> bool:
-    return m.pair.either.site.role == "weight"
+def _is_own(m: Measured) -> bool:
+    """Tell whether both runs have a tensor at its place."""
+    return m.pair.at_its_place and m.pair.golden is not None and m.pair.mine is not None
 
 
 def _call_kind(record: Record) -> tuple[object, ...]:

@@ -35,7 +35,7 @@ class Measured:
     @property
     def is_at_its_place(self) -> bool:
         """False if the tensor has other partners at its own place, and this one besides."""
-        return self.pair.golden is None or self.pair.own(0) is not None
+        return self.pair.golden is None or self.pair.elsewhere != "mine"
 
     @property
     def by_statistics(self) -> bool:

@@ -27,7 +27,6 @@ elements. So a common factor is detected even if it is far smaller than the limi
 from __future__ import annotations
 
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,8 +35,8 @@ from typing import NamedTuple
 from llmdebug_nb.comparison.weight_noise import Still, WeightNoise, Weights
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import SINGLE
-from llmdebug_nb.core.paths import ancestors, any_layer, is_operator, module_of
-from llmdebug_nb.core.records import Record, Site, Summary
+from llmdebug_nb.core.paths import ancestors, is_operator, module_of
+from llmdebug_nb.core.records import Site, Summary
 
 
 def floor(eps: float, length: int) -> float:
@@ -85,6 +84,11 @@ class Level:
             self.scale_cap = other.scale_cap
         if other.expected:
             self.expected = True
+
+    @property
+    def is_none(self) -> bool:
+        """True if there is no noise at all."""
+        return not (self.error or self.cap or self.scale or self.scale_cap or self.expected)
 
     def limit(self, amplification: float, own: float) -> float:
         return math.hypot(max(amplification * self.error, self.cap), own)
@@ -152,6 +156,8 @@ class NoisePropagation:
         self._so_far: dict[tuple[int, int], Level] = defaultdict(Level)
         self._weights: dict[tuple[int, str], Level] = defaultdict(Level)
         self._sees_inputs = False  # those of operators were recorded
+        # by epsilon and length: the floors of error and scale error
+        self._floors: dict[tuple[float, int], tuple[float, float]] = {}
 
     def explain(
         self, site: Site, eps: float, shape: tuple[int, ...], replaced: bool = False
@@ -162,31 +168,40 @@ class NoisePropagation:
         """
         length = max(shape, default=1)
         if site.role == "weight":
-            return Explained(Level(), floor(eps, 1), scale_floor(eps, 1))
+            return self._explained(Level(), eps, 1, 1.0)
         if site.role == "input":
             found = self._enclosing(site)
             if found is None:  # from outside the model: made from what ran before, if at all
-                return _explained(self._so_far[site.rank, site.generation], eps, 1, 1.0)
+                return self._explained(self._so_far[site.rank, site.generation], eps, 1, 1.0)
             path, around = found
-            own = self._weights[site.rank, path], self._changed(site, path)
-            level = _sum(around.inside, around.before, *own)
-            return _explained(level, eps, length, constants.GLUE_FLOORS)
-        call = self._call(site)
-        level = _sum(call.inside, call.before, self._weights[site.rank, site.path])
-        level.add(self._changed(site, module_of(site.path)))
+            level = _sum(around.inside, around.before, self._weights.get((site.rank, path)))
+            self._add_changed(level, site, path)
+            return self._explained(level, eps, length, constants.GLUE_FLOORS)
+        call, module = self._call(site), module_of(site.path)
+        level = _sum(call.inside, call.before, self._weights.get((site.rank, site.path)))
+        self._add_changed(level, site, module)
         if not call.has_inputs or call.rewritten:
             found = self._enclosing(site)
-            level = _sum(level, *([found[1].inside, found[1].before] if found is not None else []))
-            level.add(self._weights[site.rank, module_of(site.path)])
+            if found is not None:
+                level.add(found[1].inside)
+                level.add(found[1].before)
+            level.add(self._weights.get((site.rank, module), Level()))
         hidden = max(0, self._size(site.path) - len(call.seen))
         several = hidden or call.seen or replaced or call.rewritten
         floors = constants.GLUE_FLOORS * math.sqrt(1 + hidden) if several else 1.0
         length = call.length if call.has_inputs else max(length, call.length)
-        return _explained(level, max(eps, call.eps), length, floors)
+        return self._explained(level, max(eps, call.eps), length, floors)
 
-    def _changed(self, site: Site, path: str) -> Level:
-        """Return the noise that the weights of a module have since the program changed them."""
-        return Level(error=self.of_weights.of(site.rank, path, (site.generation, site.step)))
+    def _explained(self, level: Level, eps: float, length: int, floors: float) -> Explained:
+        if (eps, length) not in self._floors:
+            self._floors[eps, length] = floor(eps, length), scale_floor(eps, length)
+        of_error, of_scale = self._floors[eps, length]
+        return Explained(level, floors * of_error, floors * of_scale)
+
+    def _add_changed(self, level: Level, site: Site, path: str) -> None:
+        """Add the noise that the weights of a module have since the program changed them."""
+        error = self.of_weights.of(site.rank, path, (site.generation, site.step))
+        level.error = max(level.error, error)
 
     def add_unpaired(self, site: Site, eps: float, shape: tuple[int, ...]) -> None:
         """Take in an input without a partner: its dtype and shape count, its noise is unknown."""
@@ -213,14 +228,16 @@ class NoisePropagation:
                         call.given[length] = max(_sums(summary), call.given.get(length, (0.0, 0.0)))
         elif eps:
             call.has_outputs = True
-        call.inside.add(level)
-        self._so_far[site.rank, site.generation].add(level)
-        calls = self._calls[site.rank, site.generation]
+        calls, is_none = self._calls[site.rank, site.generation], level.is_none
+        if not is_none:
+            call.inside.add(level)
+            self._so_far[site.rank, site.generation].add(level)
         for path in ancestors(site.path):
             around = calls.get(path)
             if around is not None:
-                around.inside.add(level)
                 around.seen.add(site.path)
+                if not is_none:
+                    around.inside.add(level)
 
     def cancelled(self, site: Site, summary: Summary, eps: float) -> float:
         """Return how many times smaller than its terms the gradient of a bias is.
@@ -286,111 +303,9 @@ def _sums(summary: Summary) -> tuple[float, float]:
     return summary.l2norm or 0.0, (summary.mean or 0.0) * summary.numel
 
 
-def _sum(*levels: Level) -> Level:
-    total = Level()
-    for level in levels:
-        total.add(level)
+def _sum(inside: Level, before: Level, weights: Level | None = None) -> Level:
+    total = Level(inside.error, inside.cap, inside.scale, inside.scale_cap, inside.expected)
+    total.add(before)
+    if weights is not None:
+        total.add(weights)
     return total
-
-
-def _explained(level: Level, eps: float, length: int, floors: float) -> Explained:
-    return Explained(level, floors * floor(eps, length), floors * scale_floor(eps, length))
-
-
-class Siblings:
-    """How calls of one kind amplify the noise of their inputs, learnt from the same run.
-
-    Siblings are the tensors of one op at the same place of their module, in every layer. A path is
-    compared with the other paths only, so that a bug does not excuse itself. Their median counts,
-    so that the bug does not excuse the others either.
-
-    The *carriers* of a tensor are the elements that carry its norm (`metrics.FIELDS`). Where a few
-    channels are far larger than all others, they alone do.
-    """
-
-    def __init__(self) -> None:
-        self._ratios: dict[tuple[str, ...], dict[str, list[float]]] = defaultdict(
-            lambda: defaultdict(list)
-        )
-        self._amplifications: dict[tuple[tuple[str, ...], str], float] = {}
-        self._measured: dict[tuple[tuple[str, ...], str], float] = {}
-        # of a kind, and of a path of that kind: root mean squares and carriers
-        self._sizes: dict[object, list[tuple[float, float]]] = defaultdict(list)
-        self._usual: dict[object, tuple[float, float]] = {}
-
-    def add(self, record: Record, error: float, explained: Explained, carriers: float) -> None:
-        """Learn from a tensor that both runs have."""
-        kind = kind_of(record)
-        for key in (kind, (kind, record.site.path)):
-            self._sizes[key].append((_rms(record), carriers))
-        expected = math.hypot(explained.level.error, explained.floor)
-        if 0.0 < error < math.inf and explained.level.error > 0.0 and 0.0 < expected < math.inf:
-            self._ratios[kind_of(record)][record.site.path].append(error / expected)
-
-    def calibrate(self, measured: Siblings) -> None:
-        """Take the amplifications of calls that were measured on golden's own model."""
-        for kind, paths in measured._ratios.items():
-            for path, ratios in paths.items():
-                own = constants.SIBLING_SPREAD * max(ratios)
-                known = self._measured.get((kind, path), constants.LEAST_AMPLIFICATION)
-                self._measured[kind, path] = max(known, own)
-
-    def chance(self, record: Record, carriers: float) -> float:
-        """Return how many times more than that it may show: the norm of a few may be off.
-
-        This is the chance of one tensor. What is made from it has its own, so the noise that is
-        passed on stays below the limit without it.
-        """
-        _, usual = self._usually((kind_of(record), record.site.path))
-        return 1 + constants.CARRIER_ERRORS / math.sqrt(max(min(carriers, usual), 1.0))
-
-    def smallness(self, record: Record, carriers: float) -> float:
-        """Return how many times smaller than usual a tensor with few carriers is.
-
-        Its terms may cancel by chance. Their rounding does not. A tensor that usually has few
-        carriers has more where these happen to be small.
-        """
-        kind = kind_of(record)
-        rms, (usual, few) = _rms(record), self._usually((kind, record.site.path))
-        if carriers <= constants.FEW_CARRIERS:
-            usual = self._usually(kind)[0]
-        elif few > constants.FEW_CARRIERS:
-            return 1.0
-        return max(1.0, usual / rms) if rms > 0.0 else 1.0
-
-    def _usually(self, key: object) -> tuple[float, float]:
-        """Return the median root mean square of a kind or path, and of its carriers."""
-        if key not in self._usual:
-            sizes = self._sizes[key] or [(0.0, math.inf)]
-            rms, carriers = (statistics.median(figures) for figures in zip(*sizes, strict=True))
-            self._usual[key] = rms, carriers
-        return self._usual[key]
-
-    def amplification(self, record: Record) -> float:
-        """Return how many times the noise of the inputs a tensor may show: what siblings show.
-
-        What was measured on golden's own model counts in place of that, and has no upper bound.
-        """
-        kind, path = kind_of(record), record.site.path
-        if (kind, path) in self._measured:
-            return self._measured[kind, path]
-        if (kind, path) not in self._amplifications:
-            ratios = self._ratios[kind].items()
-            others = [statistics.median(own) for other, own in ratios if other != path]
-            learnt = constants.AMPLIFICATION
-            if len(others) > 1:
-                learnt = constants.SIBLING_SPREAD * statistics.median(others)
-            learnt = max(learnt, constants.LEAST_AMPLIFICATION)
-            self._amplifications[kind, path] = min(learnt, constants.MOST_AMPLIFICATION)
-        return self._amplifications[kind, path]
-
-
-def _rms(record: Record) -> float:
-    """Return the root mean square of a tensor."""
-    return (record.summary.l2norm or 0.0) / math.sqrt(record.summary.numel or 1)
-
-
-def kind_of(record: Record) -> tuple[str, ...]:
-    """Return the key that siblings share: op, path without numbers, phase, role and slot."""
-    s = record.site
-    return record.op, any_layer(s.path), s.phase, s.role, s.slot

@@ -16,14 +16,15 @@ from typing import Final
 from llmdebug_nb.comparison.epsilons import Epsilons
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured, scale_of
+from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.comparison.noise import (
     Explained,
     Level,
     NoiseLimits,
     NoisePropagation,
-    Siblings,
     floor,
 )
+from llmdebug_nb.comparison.siblings import Siblings
 from llmdebug_nb.comparison.weight_noise import TURNED, Weights, turned_by
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import (
@@ -77,6 +78,8 @@ class Calibration:
 
         Those of the record count, else those of its place in other steps.
         """
+        if not self._spread:
+            return 0.0, 0.0
         of_record = self._spread.get(golden.id)
         error, scale = of_record or self._spread.get(_place(golden.site), (0.0, 0.0))
         return constants.CALIBRATED * error, constants.CALIBRATED * scale
@@ -180,9 +183,10 @@ class Judging:
     def _judged(self, expected: Collection[int]) -> list[Difference]:
         noise = NoisePropagation(self._size, self._weights)
         judge = _Judge(
-            noise, self._epsilons, self._siblings, self._limits, self._calibration, expected
-        )
-        return [replace(judge.difference(m), comparison=self.comparison) for m in self._measured]
+            noise, self._epsilons, self._siblings, self._limits, self._calibration, expected,
+            self.comparison,
+        )  # fmt: skip
+        return list(map(judge.difference, self._measured))
 
 
 def _excused(
@@ -217,10 +221,11 @@ def _siblings(
         if m.metrics is None:
             noise.add_unpaired(site, eps, shape)
             continue
-        explained = noise.explain(site, eps, shape, _replaced(m.pair))
-        explained.floor = math.hypot(explained.floor, _steps(m))
-        level = Level()
+        explained, level = None, Level()
         if eps:
+            if 0.0 < m.error < math.inf:
+                explained = noise.explain(site, eps, shape, _replaced(m.pair))
+                explained.floor = math.hypot(explained.floor, _steps(m))
             siblings.add(record, m.error, explained, m.carriers)
             error = m.error if m.error < math.inf else 0.0
             level = Level(error=error, scale=scale_of(m.metrics))
@@ -248,8 +253,10 @@ class _Judge:
         limits: Limits | None,
         calibration: Calibration,
         expected: Collection[int],
+        comparison: Comparison,
     ) -> None:
         self._noise, self._epsilons, self._siblings = noise, epsilons, siblings
+        self._comparison = comparison
         self._limits, self._calibration, self._expected = limits, calibration, expected
         self._outputs: dict[int, Level] = {}  # golden's outputs by id -> noise that they pass on
         # rank and generation whose logits came to prefer another token, within noise
@@ -262,7 +269,7 @@ class _Judge:
         site, shape = record.site, record.summary.shape
         if m.metrics is None and not m.certain:
             self._noise.add_unpaired(site, eps, shape)
-            return Difference(m.index, m.pair, UNMATCHED, reason=m.remark)
+            return self._row(m, UNMATCHED, None, None, {}, m.remark)
         explained = self._noise.explain(site, eps, shape, _replaced(m.pair))
         row, level = self._judged(m, explained, eps)
         if not m.pair.at_its_place and row.verdict == "diverged":
@@ -304,14 +311,14 @@ class _Judge:
         if inherited:
             limit = min(limit, constants.PERTURBED)
         error = m.error if any_noise else min(m.error, usual)
-        passed = Level(error=error, scale=scale, expected=any_noise)
         capped = Level(cap=error if m.error <= limit else usual, scale_cap=scale_limit)
         is_noise = m.error <= limit and (any_noise or not explained.level.cap or m.error <= noise)
-        is_noise = is_noise and (any_noise or m.pair.content not in self._follows)
-        level = passed if is_noise or expected else capped
+        is_noise = is_noise and (any_noise or not self._is_followed(m.pair))
+        passes = is_noise or expected
+        level = Level(error=error, scale=scale, expected=any_noise) if passes else capped
 
         def row(verdict: RowVerdict, error: float, limit: float, reason: str | None) -> Difference:
-            return Difference(m.index, m.pair, verdict, error, limit, metrics, reason)
+            return self._row(m, verdict, error, limit, metrics, reason)
 
         fixed = self._limits.of(m.pair, metrics) if self._limits is not None else None
         if fixed is not None:
@@ -333,10 +340,27 @@ class _Judge:
             length = max(m.pair.either.summary.shape, default=1)
             finer = floor(min(self._epsilons.both(m)), length)
             return row("diverged", m.error, finer, COARSER), level
-        judged = _by_noise(m, limit)
+        verdict, remark = _by_noise(m, limit)
         if m.error <= limit and not is_noise:
-            judged = replace(judged, follows=True, reason=judged.reason or PASSED_ON)
-        return judged, level
+            follows = row(verdict, m.error, limit, remark or PASSED_ON)
+            return replace(follows, follows=True), level
+        return row(verdict, m.error, limit, remark), level
+
+    def _row(
+        self,
+        m: Measured,
+        verdict: RowVerdict,
+        error: float | None,
+        limit: float | None,
+        metrics: Metrics,
+        reason: str | None,
+    ) -> Difference:
+        return Difference(
+            m.index, m.pair, verdict, error, limit, metrics, reason, comparison=self._comparison
+        )
+
+    def _is_followed(self, pair: Pair) -> bool:
+        return bool(self._follows) and pair.content in self._follows
 
     def _of_producer(self, pair: Pair) -> Level | None:
         """Return the noise that an input has from its producer, None if that is unknown."""
@@ -350,7 +374,8 @@ class _Judge:
         steps = _steps(m)
         if not eps:  # a dtype that does not round has no noise of its own
             return NoiseLimits(error, scale, error, error)
-        level, amplification = explained.level, self._siblings.amplification(record)
+        level, kin = explained.level, self._siblings.member(record)
+        amplification = kin.amplification
         usual = level.limit(amplification, explained.floor)
         noise = amplification * level.error
         if level.cap:  # what chance may be is asked where the inputs agree
@@ -358,10 +383,10 @@ class _Judge:
         else:
             # which elements have the noise of weights, statistics can't tell: one, say
             unsure = m.by_statistics and self._noise.of_weights.any_in(record.site)
-            by_chance = self._siblings.chance(record, 1.0 if unsure else m.carriers)
+            by_chance = kin.chance(1.0 if unsure else m.carriers)
             smallness = max(
                 self._noise.cancelled(record.site, record.summary, eps),
-                self._siblings.smallness(record, m.carriers),
+                kin.smallness(record, m.carriers),
             )
         amplification *= by_chance
         golden, mine = self._epsilons.both(m)
@@ -403,12 +428,12 @@ def _alone(row: Difference) -> Difference:
     return Difference(row.index, own, UNMATCHED, reason=reason, comparison=row.comparison)
 
 
-def _by_noise(m: Measured, limit: float) -> Difference:
-    """Return the verdict by the limit of noise alone."""
+def _by_noise(m: Measured, limit: float) -> tuple[RowVerdict, str | None]:
+    """Return the verdict by the limit of noise alone, and a remark on it."""
     verdict: RowVerdict = "within_noise" if m.error <= limit else "diverged"
     if m.error == 0.0:
         verdict = "match"
     remark = m.remark
     if verdict != "diverged" and m.same_bytes is False and remark:
         verdict, remark = "within_noise", f"{remark}; they agree, though the bytes do not"
-    return Difference(m.index, m.pair, verdict, m.error, limit, m.metrics or {}, remark)
+    return verdict, remark
