@@ -368,6 +368,9 @@ SMALL_BYTES = 1 << 17
 # both tensors and up to three times their size in float64 for a layout.
 ALONE_BYTES = 1 << 30
 
+# Bytes that are read at once of a file of values. Opening it takes as long as copying them: 20 us.
+READ_AHEAD = 1 << 16
+
 # === work limits: cluster =======================================================================
 
 # Seconds until a scheduler answers and has a worker: a queue of jobs hands out a node in minutes,

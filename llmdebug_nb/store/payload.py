@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol, cast
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.store import own_file
 from llmdebug_nb.store.payload_files import payload_files
 
@@ -67,7 +68,9 @@ def pieces(process: Path) -> list[Piece]:
     if there is not None:
         return joined(there.files(process.name))
     found = payload_files(process)
-    return joined([Piece(start, end, str(path), _filler(path)) for start, end, path in found])
+    return joined(
+        [Piece(start, end, str(path), _filler(path, end - start)) for start, end, path in found]
+    )
 
 
 def joined(files: Sequence[Piece]) -> list[Piece]:
@@ -124,12 +127,34 @@ def stream(piece: Piece) -> BinaryIO:
     return cast("BinaryIO", io.BufferedReader(_Stream(piece)))
 
 
-def _filler(file: Path) -> Callable[[int, memoryview], None]:
-    def fill(at: int, view: memoryview) -> None:
+def _filler(file: Path, size: int) -> Callable[[int, memoryview], None]:
+    """Return what fills a view from a file, of which the first ``size`` bytes are there for good.
+
+    Small tensors that are read one after the other mostly lie side by side, so what follows one is
+    read with it: opening the file takes longer than reading as much.
+    """
+    last = 0, memoryview(b"")  # what was read last, and where it begins
+
+    def read(at: int, view: memoryview) -> int:
         with own_file.open_file(file) as opened:
             opened.seek(at)
-            if fill_from(opened, view) != len(view):
-                raise OSError(f"cut short: {file.name} ends early")
+            return fill_from(opened, view)
+
+    def fill(at: int, view: memoryview) -> None:
+        nonlocal last
+        if len(view) >= constants.READ_AHEAD:
+            found = read(at, view)
+        else:
+            start, known = last
+            if not start <= at <= at + len(view) <= start + len(known):
+                start, known = at, memoryview(bytearray(min(constants.READ_AHEAD, size - at)))
+                known = known[: read(at, known)]
+                last = start, known
+            part = known[at - start : at - start + len(view)]
+            found = len(part)
+            view[:found] = part
+        if found != len(view):
+            raise OSError(f"cut short: {file.name} ends early")
 
     return fill
 

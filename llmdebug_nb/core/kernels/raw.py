@@ -171,7 +171,7 @@ def view(tensor: torch.Tensor, found: tuple[int, int]) -> np.ndarray:
 def from_bytes(
     data: bytes | bytearray | memoryview, dtype: str, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """Return a CPU tensor of ``shape`` that owns a copy of ``data``.
+    """Return a CPU tensor of ``shape`` that owns ``data``: a bytearray itself, else a copy.
 
     Raises:
         ValueError: unknown dtype, or ``data`` is not as long as shape and dtype say.
@@ -184,4 +184,5 @@ def from_bytes(
         raise ValueError(f"{len(data)} bytes do not make a {dtype} tensor of shape {list(shape)}")
     if count == 0:
         return torch.empty(shape, dtype=kind)
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind).reshape(shape)
+    owned = data if isinstance(data, bytearray) else bytearray(data)
+    return torch.frombuffer(owned, dtype=kind).reshape(shape)
