@@ -138,15 +138,18 @@ class Calls:
             {own.id: d for d in rows if (own := d.pair.own(0))},
             {own.id: d for d in rows if (own := d.pair.own(1))},
         )
-        for d in rows:  # pairs first, so that a row of one side finds its call
-            if d.pair.golden and d.pair.mine and d.pair.at_its_place:
-                self._join(d)
+        # pairs first, so that a row of one side finds its call
+        self._of_pairs = {
+            d.index: self._join(d)
+            for d in rows
+            if d.pair.golden and d.pair.mine and d.pair.at_its_place
+        }
         self.all: list[ComparedCall] = []
         self.operated: set[str] = set()  # modules whose operators were recorded
         seen: set[int] = set()
         for call, role, d in [(*each, row) for row in rows for each in self._owners(row)]:
-            by_role = {"input": call.inputs, "weight": call.weights}
-            by_role.get(role, call.outputs).append(d)
+            of_role = call.inputs if role == "input" else call.weights if role == "weight" else None
+            (call.outputs if of_role is None else of_role).append(d)
             if id(call) not in seen:
                 seen.add(id(call))
                 self.all.append(call)
@@ -168,7 +171,7 @@ class Calls:
     def _owners(self, d: Difference) -> Iterator[tuple[ComparedCall, str]]:
         """Yield the calls that a row belongs to, with its role there: two if they differ."""
         if d.pair.at_its_place:
-            yield self._join(d), d.site.role
+            yield self._of_pairs.get(d.index) or self._join(d), d.site.role
             return
         golden, mine = d.pair.own(0), d.pair.own(1)
         if golden is not None:

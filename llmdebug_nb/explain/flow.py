@@ -18,7 +18,7 @@ from llmdebug_nb.core.records import CallKey, Record
 from llmdebug_nb.explain.flow_calls import FlowCall, is_telling, same_bytes
 
 AGREES = ("match", "within_noise", EXPECTED)
-ALL = Fraction(1)  # of a tensor's elements
+NONE, ALL = Fraction(0), Fraction(1)  # of a tensor's elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,14 @@ class Agreement:
     ``share``: of its elements, those that are known to agree; ``differs``: some partner differs.
     """
 
-    share: Fraction = Fraction(0)
+    share: Fraction = NONE
     differs: bool = False
 
     def told(self, share: Fraction) -> bool | None:
         """Tell whether a share of the tensor agrees; None if too little of it is known."""
         if self.differs:
             return False
-        return True if self.share >= share else None
+        return True if self.share is share or self.share >= share else None
 
 
 class Flow:
@@ -61,6 +61,7 @@ class Flow:
         self._inside: dict[int, tuple[list[Record], list[Record]]] = {}
         self._side = side
         self._agreements: dict[int, Agreement] = {}
+        self._wholes: dict[int, Record | None] = {}  # see `_whole`, by the id of the record
         for record in self.records.values():
             self._add(record)
         self._nest()
@@ -71,31 +72,31 @@ class Flow:
         if call is None:
             call = self.calls[key] = FlowCall(key)
         self._call_of[record.id] = call
-        by_role = {"input": call.inputs, "weight": call.weights}
-        by_role.get(record.site.role, call.outputs).append(record)
+        role = record.site.role
+        of_role = call.inputs if role == "input" else call.weights if role == "weight" else None
+        (call.outputs if of_role is None else of_role).append(record)
 
     def _nest(self) -> None:
         """Find the call around each call: the last one begun of the innermost path around it.
 
         If that is over, as where several layers share a module, the module that runs then calls it.
         """
-        latest: dict[tuple[object, ...], FlowCall] = {}
+        latest: dict[tuple[object, ...], dict[str, FlowCall]] = defaultdict(dict)  # by pass, path
         # by pass: the calls that run, each with minus the first end of it and those around it
         running: dict[tuple[object, ...], list[tuple[float, FlowCall]]] = defaultdict(list)
         begun = sorted((call.start, at, call) for at, call in enumerate(self.calls.values()))
         for start, _, call in begun:
             key = call.key
-            stack = running[key[:4]]
+            stack, before = running[key[:4]], latest[key[:4]]
             over = bisect.bisect_right(stack, -start, key=operator.itemgetter(0))
             del stack[over:]  # with what ran inside it
-            known = (latest.get((*key[:4], path)) for path in ancestors(key.path))
-            around = next((each for each in known if each is not None), None)
+            around = next((before[path] for path in ancestors(key.path) if path in before), None)
             if around is not None and self._linked and around.end < start:
                 around = stack[-1][1] if stack else None
             if around is not None:
                 call.around = around
                 around.inner.append(call)
-            latest[(*key[:4], key.path)] = call
+            before[key.path] = call
             if call.outputs and not call.is_operator:
                 first = max(-call.end, stack[-1][0]) if stack else -call.end
                 stack.append((first, call))
@@ -118,7 +119,7 @@ class Flow:
             return Agreement(differs=True)
         parts = [_places(d, self._side) for d in rows]
         if not rows or any(part is None for part in parts):
-            return Agreement(Fraction(bool(rows)))
+            return Agreement(ALL if rows else NONE)
         known = torch.cat([part for part in parts if part is not None])
         return Agreement(Fraction(_count(known), record.summary.numel))
 
@@ -137,12 +138,12 @@ class Flow:
         if record.site.role != "output" or not call.is_operator:
             return False
         side, other = self._side, 1 - self._side
+        partners = self._agreeing(record)
+        if not partners or any(_places(d, other) is None for d in partners):
+            return False
         taken = (d for r in call.inputs for d in self._agreeing(self.base(r)))
         wholes = {_bytes(d, other) for d in taken if _places(d, side) is None} - {None}
-        partners = self._agreeing(record)
-        return bool(partners) and all(
-            _bytes(d, other) in wholes and _places(d, other) is not None for d in partners
-        )
+        return all(_bytes(d, other) in wholes for d in partners)
 
     def is_elsewhere(self, record: Record) -> bool:
         """Tell whether the other run has a tensor that agrees, whatever stands at its place."""
@@ -164,20 +165,12 @@ class Flow:
 
     def sources(self, record: Record) -> tuple[list[Record], FlowCall | None]:
         """Return the tensors that a tensor is made from, and the call whose code makes it."""
-        call = self.call(record)
-        role = record.site.role
-        producer = self.records.get(record.producer) if record.producer is not None else None
-        if (
-            producer is not None
-            and producer.id != record.id
-            and not _is_anew(record, producer, call)
-        ):
-            return [producer], None
+        whole = self._whole(record)
+        if whole is not None:
+            return [whole], None
+        call, role = self.call(record), record.site.role
         if role == "weight":
             return [], None
-        copied = self._copied(record)
-        if copied is not None:
-            return [copied], None
         if role == "input":
             around = call.around
             return (self._before(around, record), around) if around is not None else ([], None)
@@ -185,6 +178,19 @@ class Flow:
         if made_inside:
             return made_inside, call
         return [*call.inputs, *call.weights], call
+
+    def _whole(self, record: Record) -> Record | None:
+        """Return the tensor that a tensor is a view of, or a copy; None if code makes it."""
+        if record.id not in self._wholes:
+            producer = self.records.get(record.producer) if record.producer is not None else None
+            if (
+                producer is None
+                or producer.id == record.id
+                or _is_anew(record, producer, self.call(record))
+            ):
+                producer = None if record.site.role == "weight" else self._copied(record)
+            self._wholes[record.id] = producer
+        return self._wholes[record.id]
 
     def _copied(self, record: Record) -> Record | None:
         """Return the last output before a tensor that has the same bytes, if any.
@@ -272,10 +278,10 @@ class Flow:
     def base(self, record: Record) -> Record:
         """Return the tensor that a tensor is a view of, or a copy; itself if it is none."""
         for _ in range(len(self.records)):
-            sources, call = self.sources(record)
-            if call is not None or not sources:
+            whole = self._whole(record)
+            if whole is None:
                 break
-            record = sources[0]
+            record = whole
         return record
 
     def maker(self, record: Record) -> FlowCall | None:
