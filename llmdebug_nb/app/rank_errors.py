@@ -51,7 +51,7 @@ def _is_shared(finding: Finding) -> bool:
 def _text(row: Difference, golden: Run, mine: Run) -> str:
     """Say which ranks have the parts that differ; "" if all do, or that can't be told."""
     if not isinstance(mine, JoinedRun):
-        ranks = mine.info()["ranks"]
+        ranks = {process["rank"] for process in mine.source.processes}
         return f"on rank {row.site.rank} of {len(ranks)}" if len(ranks) > 1 else ""
     errors = rank_errors(row, golden, mine)
     limit = row.limit if row.limit is not None else 0.0

@@ -72,10 +72,11 @@ def _few_pairs(differences: Sequence[Difference]) -> str:
             golden[d.pair.golden.id] = mine[d.pair.mine.id] = True
     name, smaller = min((("golden", golden), ("mine", mine)), key=lambda side: len(side[1]))
     paired = sum(smaller.values())
+    if paired >= constants.MATCHED_SHARE * len(smaller):
+        return ""
     observable = Results(d.pair.golden for d in differences)
     results = (d for d in differences if d.pair.golden in observable)
-    measured = any(d.metrics and d.pair.why != RESULT for d in results)
-    if measured or paired >= constants.MATCHED_SHARE * len(smaller):
+    if any(d.metrics and d.pair.why != RESULT for d in results):
         return ""
     few = f"only {paired:,} of {name}'s {len(smaller):,} tensors have a partner in the other run"
     few = few if paired else "they have no site in common"

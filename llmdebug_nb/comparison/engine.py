@@ -9,6 +9,7 @@ outside the part.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import closing
@@ -179,9 +180,9 @@ class _Plan:
     def _is_empty(self, *sides: Record) -> bool:
         """Tell whether a tensor is the untouched output of an operator such as `empty`."""
         for record, empty in zip(sides, self._empty, strict=True):
-            output = record.site.role == "output" and is_operator(record.site.path)
-            allocated = output and _EMPTY.fullmatch(record.op) is not None
-            if allocated or (record.site.role == "input" and record.producer in empty):
+            role = record.site.role
+            allocated = role == "output" and _allocates(record.op) and is_operator(record.site.path)
+            if allocated or (role == "input" and record.producer in empty):
                 empty.add(record.id)
         return any(record.id in empty for record, empty in zip(sides, self._empty, strict=True))
 
@@ -214,6 +215,11 @@ class _Plan:
             self._numbers[job.key] = len(self._jobs)
             self._jobs.append(job)
         return self._numbers[job.key]
+
+
+@functools.cache
+def _allocates(op: str) -> bool:
+    return _EMPTY.fullmatch(op) is not None
 
 
 def _finished(row: Measured, outcome: Outcome | None, rounded: _Rounded) -> Measured:

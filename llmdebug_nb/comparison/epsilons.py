@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from llmdebug_nb.comparison.measured import Measured
 from llmdebug_nb.comparison.siblings import kind_of
@@ -50,33 +49,26 @@ def says(label: str, coarse: Sequence[str], stated: float, verdict: Verdict, lim
     )
 
 
-class _Sides(NamedTuple):
-    """What decides the epsilons of a pair: dtypes ("" for none), those that hold the values, role.
-
-    They are few in a run, whatever the number of its rows.
-    """
-
-    golden: str
-    mine: str
-    rounded: tuple[float, float]
-    is_weight: bool
-
-    @property
-    def by_dtype(self) -> tuple[float, float]:
-        """The epsilons of the dtypes of golden and mine."""
-        return epsilon(self.golden), epsilon(self.mine)
+# What decides the epsilons of a pair: the dtypes ("" for none), those that hold the values, and
+# whether it is a weight. They are few in a run, whatever the number of its rows.
+_Sides = tuple[str, str, tuple[float, float], bool]
 
 
 def _sides(m: Measured) -> _Sides:
     golden, mine = m.pair.golden, m.pair.mine
     either = golden or mine
     assert either is not None
-    return _Sides(
+    return (
         "" if golden is None else golden.summary.dtype,
         "" if mine is None else mine.summary.dtype,
         m.rounded,
         either.site.role == "weight",
     )
+
+
+def _by_dtype(sides: _Sides) -> tuple[float, float]:
+    """Return the epsilons of the dtypes of golden and mine."""
+    return epsilon(sides[0]), epsilon(sides[1])
 
 
 class Epsilons:
@@ -98,7 +90,7 @@ class Epsilons:
         own = Counter(map(_sides, filter(_is_own, measured)))
         self._throughout = {
             (weights, side): self._is_throughout(
-                {sides: n for sides, n in own.items() if sides.is_weight is weights}, side
+                {sides: n for sides, n in own.items() if sides[3] is weights}, side
             )
             for weights in (False, True)
             for side in (0, 1)
@@ -112,14 +104,14 @@ class Epsilons:
         return self._of[sides]
 
     def _coarser(self, sides: _Sides) -> float:
-        golden, mine = sides.by_dtype
+        golden, mine = _by_dtype(sides)
         both = self._of_both(sides)
-        coarse = (e for side, e in enumerate(both) if self._throughout[sides.is_weight, side])
+        coarse = (e for side, e in enumerate(both) if self._throughout[sides[3], side])
         return max(golden or mine, *coarse, 0.0)
 
     def is_odd(self, m: Measured) -> bool:
         """Tell whether mine is coarser than golden here, but in no other call of the kind."""
-        golden, mine = _sides(m).by_dtype
+        golden, mine = _by_dtype(_sides(m))
         if m.pair.golden is None or not golden or mine <= golden:
             return False
         kind = self._kinds[_call_kind(m.pair.golden)].items()
@@ -132,7 +124,7 @@ class Epsilons:
         kinds: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
         for m in filter(_is_own, self._measured):
             if m.pair.golden is not None:
-                kinds[_call_kind(m.pair.golden)][m.pair.golden.site.path] = _sides(m).by_dtype[1]
+                kinds[_call_kind(m.pair.golden)][m.pair.golden.site.path] = _by_dtype(_sides(m))[1]
         return kinds
 
     def both(self, m: Measured) -> tuple[float, float]:
@@ -141,8 +133,8 @@ class Epsilons:
 
     def _of_both(self, sides: _Sides) -> tuple[float, float]:
         if sides not in self._both:
-            (golden, mine), (its, own) = sides.by_dtype, sides.rounded
-            for_golden, for_mine = (0.0, 0.0) if sides.is_weight else self._stated
+            (golden, mine), (its, own) = _by_dtype(sides), sides[2]
+            for_golden, for_mine = (0.0, 0.0) if sides[3] else self._stated
             self._both[sides] = (
                 max(golden, its, for_golden) if golden else 0.0,
                 max(mine, own, for_mine) if mine else 0.0,

@@ -30,7 +30,7 @@ class Measured:
     error: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.error = math.inf if self.certain else error_of(self.metrics or {})
+        self.error = math.inf if self.certain else error_of(self.metrics) if self.metrics else 0.0
 
     @property
     def is_at_its_place(self) -> bool:
@@ -59,11 +59,12 @@ def error_of(metrics: Mapping[str, float | int | None]) -> float:
     """
     if metrics.get("nan_mismatch") or metrics.get("inf_mismatch"):
         return math.inf
-    figures = [metrics.get("stat_error"), metrics.get("relative_euclidean_distance")]
+    whole, error = metrics.get("stat_error"), metrics.get("relative_euclidean_distance")
     # the rows of a quantised weight have a limit of their own, see `grain.py`
     worst = None if "worst_channel" in metrics else metrics.get("worst_row_error")
-    figures.append(None if worst is None else worst / constants.WORST_ROW)
-    return max((float(value) for value in figures if value is not None), default=0.0)
+    row = None if worst is None else worst / constants.WORST_ROW
+    figures = [float(value) for value in (whole, error, row) if value is not None]
+    return max(figures, default=0.0)
 
 
 def scale_of(metrics: Mapping[str, float | int | None]) -> float:

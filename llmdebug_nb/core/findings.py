@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, cast
 from llmdebug_nb.core.errors import ProofError, StoreError
 from llmdebug_nb.core.paths import matches
 from llmdebug_nb.core.printable import printable
+from llmdebug_nb.core.quick import quick
 from llmdebug_nb.core.reasons import EXCUSED, REJOINED
 from llmdebug_nb.core.records import Frame, Kernel, Record, Site
 from llmdebug_nb.core.urls import on_this_machine
@@ -66,6 +67,7 @@ class Fit(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Pair:
     """Two records and why they were matched, or one record and why it has no partner.
@@ -181,6 +183,7 @@ class Comparison:
         self._report = weakref.ref(report)
 
 
+@quick
 @dataclass(frozen=True, slots=True, repr=False)
 class Difference:
     """A measured pair. ``metrics``: values by the names of `comparison/metrics.py`.

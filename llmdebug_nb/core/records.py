@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from llmdebug_nb.core.placement import Placement
 from llmdebug_nb.core.printable import printable
+from llmdebug_nb.core.quick import quick
 
 WARMUP = "warmup"
 DUMMY = "dummy"  # a call that an engine makes of its own: to measure memory, or to warm up
@@ -143,6 +144,7 @@ def forward_in(frames: Sequence[Frame], begins: Frame | None) -> int | None:
     return min(lines, key=lambda at: lines[at], default=None)
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Site:
     """Where a tensor was seen.
@@ -176,6 +178,7 @@ class Site:
         return printable(f"{where} step {self.step}{gen}{extra}")
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Summary:
     """The description of a recorded tensor, whether its values were kept or not.
@@ -221,6 +224,7 @@ class View(NamedTuple):
     arguments: str
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Record:
     """A tensor as recorded.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 from llmdebug_nb.core.paths import ancestors, is_operator
@@ -17,7 +18,8 @@ class Results:
     """
 
     def __init__(self, records: Iterable[Record | None]) -> None:
-        self._modules: dict[tuple[object, ...], int] = {}  # by pass and path: their last record
+        # by pass and path: the last record of modules
+        self._modules: dict[tuple[object, ...], dict[str, int]] = defaultdict(dict)
         self._in_order = False
         last: dict[tuple[int, int, int], Record] = {}
         for record in records:
@@ -26,8 +28,8 @@ class Results:
             site = record.site
             self._in_order = self._in_order or record.producer is not None
             if not is_operator(site.path) and site.role != "weight":
-                key = (*_pass(site), site.path)
-                self._modules[key] = max(self._modules.get(key, -1), record.id)
+                of_pass = self._modules[_pass(site)]
+                of_pass[site.path] = max(of_pass.get(site.path, -1), record.id)
             if site.role == "output" and site.phase == "forward":
                 last[site.rank, site.generation, site.step] = record
         self._last = set() if self._modules else {record.id for record in last.values()}
@@ -37,8 +39,8 @@ class Results:
         site = record.site
         if is_operator(site.path):
             return False
-        keys = ((*_pass(site), path) for path in ancestors(site.path))
-        around = [self._modules[key] for key in keys if key in self._modules]
+        of_pass = self._modules.get(_pass(site), {})
+        around = [of_pass[path] for path in ancestors(site.path) if path in of_pass]
         if around and not self._in_order:
             return False
         return all(last < record.id for last in around)
