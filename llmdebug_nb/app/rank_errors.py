@@ -16,6 +16,7 @@ from llmdebug_nb.core.placement import REDUCTIONS, SHARED, Only
 from llmdebug_nb.explain.blame import Explanation
 from llmdebug_nb.store.joined import JoinedRun, Whole
 from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.world import ranks_of
 
 
 def with_ranks(
@@ -51,7 +52,7 @@ def _is_shared(finding: Finding) -> bool:
 def _text(row: Difference, golden: Run, mine: Run) -> str:
     """Say which ranks have the parts that differ; "" if all do, or that can't be told."""
     if not isinstance(mine, JoinedRun):
-        ranks = {process["rank"] for process in mine.source.processes}
+        ranks = ranks_of(mine)
         return f"on rank {row.site.rank} of {len(ranks)}" if len(ranks) > 1 else ""
     errors = rank_errors(row, golden, mine)
     limit = row.limit if row.limit is not None else 0.0

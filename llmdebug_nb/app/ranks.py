@@ -13,7 +13,7 @@ from llmdebug_nb.store.joined import Whole, join
 from llmdebug_nb.store.renumbered import renumbered
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.spread import Shape, Spread, Step, slot_of, spread
-from llmdebug_nb.store.world import grid_of, world_size
+from llmdebug_nb.store.world import grid_of, ranks_of, world_size
 
 
 def same_ranks(golden: Run, mine: Run) -> tuple[Run, Run, list[str]]:
@@ -26,7 +26,7 @@ def same_ranks(golden: Run, mine: Run) -> tuple[Run, Run, list[str]]:
     """
     if by_token.is_engine(golden) or by_token.is_engine(mine):
         return golden, mine, []
-    counts = [len(run.info()["ranks"]) for run in (golden, mine)]
+    counts = [len(ranks_of(run)) for run in (golden, mine)]
     remarks = [*_alone(golden), *_alone(mine)]
     alike = not _in_parts(golden, mine) if counts == [1, 1] else _divide_alike(golden, mine)
     if counts[0] == counts[1] and alike:
@@ -45,7 +45,7 @@ def same_ranks(golden: Run, mine: Run) -> tuple[Run, Run, list[str]]:
 
 def _alone(run: Run) -> list[str]:
     """Say that a run has one rank of several."""
-    size, ranks = world_size(run), run.info()["ranks"]
+    size, ranks = world_size(run), ranks_of(run)
     if size is None or size == len(ranks) or len(ranks) > 1:
         return []
     return [f"{run.label}: rank {ranks[0]} of {size} alone was recorded; the others may be wrong"]
@@ -71,7 +71,7 @@ def _in_parts(golden: Run, mine: Run) -> bool:
     if not sizes[0]:
         return False
     times, rest = divmod(len(sizes[1]), len(sizes[0]))
-    if rest or times < 2 or len(golden.info()["ranks"]) > 1:
+    if rest or times < 2 or len(ranks_of(golden)) > 1:
         return False
     return all(
         whole[0] == sum(part[0] for part in parts) and {whole[1:]} == {part[1:] for part in parts}

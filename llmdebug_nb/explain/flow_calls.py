@@ -13,7 +13,10 @@ from llmdebug_nb.core.records import IN_KERNEL, CallKey, Record
 
 @dataclass(eq=False)
 class FlowCall:
-    """A call of one run. ``inner``: the calls directly inside it; ``around``: the call it is in."""
+    """A call of one run. ``inner``: the calls directly inside it; ``around``: the call it is in.
+
+    Its tensors are in execution order.
+    """
 
     key: CallKey
     inputs: list[Record] = field(default_factory=list)
@@ -60,7 +63,8 @@ class FlowCall:
     @property
     def start(self) -> int:
         """The id of its first record; weights are recorded before any call."""
-        return min(r.id for r in (self.inputs + self.outputs) or self.weights)
+        first = (self.inputs[:1] + self.outputs[:1]) or self.weights[:1]
+        return min(record.id for record in first)
 
 
 def is_telling(record: Record) -> bool:

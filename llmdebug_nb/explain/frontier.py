@@ -91,6 +91,7 @@ class Frontier:
         self._bad = [d for d in rows if d.differs]
         # generations in which tokens of one run lie elsewhere than in the other
         self._moved = {d.site.generation for d in rows if d.pair.fit and d.pair.fit.shared}
+        self._counting: dict[int, bool] = {}  # by the row's index: it counts by itself
         self._apart: list[Difference] = []
         self._take_apart(self._refuted())
         self._follow()
@@ -158,12 +159,15 @@ class Frontier:
         differs from its partner too, and what follows agrees. The same layer in another step is no
         evidence: there, too little may have been left of the effect of a bug in it.
         """
+        reaching = [d for d in self._bad if d.index in self.reaching]
+        unsure = [d for d in reaching if not self._counts(d)]
+        if not unsure:
+            return []
         rest = [d for d in self._bad + self._apart if d.index not in self.reaching]
         own = [d for d in rest if self._is_made(d)]
         quiet: dict[object, set[str]] = defaultdict(set)  # by place, the paths
         for place, path in itertools.chain.from_iterable(map(_places, own)):
             quiet[place].add(path)
-        reaching = [d for d in self._bad if d.index in self.reaching]
         bad = {d.pair.mine.id for d in reaching if d.pair.mine is not None}
         paths: list[dict[object, set[str]]] = [defaultdict(set), defaultdict(set)]
         for flow, places in zip(self.flows, paths, strict=True):
@@ -172,14 +176,11 @@ class Frontier:
                     places[_in_any_layer(record)].add(record.site.path)
         return [
             d
-            for d in reaching
-            if not self._counts(d)
-            and (
-                any(quiet[place] - {path} for place, path in _places(d))
-                or all(
-                    record is not None and places[_in_any_layer(record)] - {record.site.path}
-                    for record, places in zip((d.pair.golden, d.pair.mine), paths, strict=True)
-                )
+            for d in unsure
+            if any(quiet[place] - {path} for place, path in _places(d))
+            or all(
+                record is not None and places[_in_any_layer(record)] - {record.site.path}
+                for record, places in zip((d.pair.golden, d.pair.mine), paths, strict=True)
             )
         ]
 
@@ -332,6 +333,11 @@ class Frontier:
         return bad[1] if known[1] else bad[0]
 
     def _counts(self, row: Difference) -> bool:
+        if row.index not in self._counting:
+            self._counting[row.index] = self._counts_itself(row)
+        return self._counting[row.index]
+
+    def _counts_itself(self, row: Difference) -> bool:
         """Tell whether a difference counts by itself.
 
         It does in a result of golden's outermost module, in a gradient of a weight, where both
@@ -436,4 +442,6 @@ def back(flow: Flow, record: Record, share: Fraction = ALL) -> tuple[list[Record
 def _part(share: Fraction, taken: Record, source: Record) -> Fraction:
     """Return the share of a tensor that a share of a view of it is: perhaps of a part alone."""
     of, whole = taken.summary.numel, max(source.summary.numel, 1)
-    return share if of == whole else min(ALL, share * of / whole)
+    if of == whole or (share == ALL and of > whole):
+        return share
+    return min(ALL, share * of / whole)

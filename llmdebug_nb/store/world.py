@@ -108,6 +108,11 @@ def _numbers(groups: Sequence[Group]) -> dict[int, int]:
     return {rank: at for group in groups for at, rank in enumerate(group)}
 
 
+def ranks_of(run: Run) -> list[int]:
+    """Return the ranks of a run, rising."""
+    return sorted({process["rank"] for process in run.source.processes})
+
+
 def world_size(run: Run) -> int | None:
     """Return how many ranks ran together; None if a run does not tell. Raises CompareError."""
     worlds = [_world(run, each) for each in run.source.processes if each.get("world") is not None]
