@@ -31,7 +31,7 @@ def with_ranks(
     weights = {
         row.site.path: row
         for row in reversed(differences)
-        if row.site.role == "weight" and row.verdict == "diverged"
+        if row.verdict == "diverged" and row.site.role == "weight"
     }
     findings = []
     for each in found.findings:

@@ -177,14 +177,9 @@ class _Plan:
         certain = values is None and same_bytes is False
         return Measured(index, pair, values, remark, same_bytes, certain)
 
-    def _is_empty(self, *sides: Record) -> bool:
+    def _is_empty(self, golden: Record, mine: Record) -> bool:
         """Tell whether a tensor is the untouched output of an operator such as `empty`."""
-        for record, empty in zip(sides, self._empty, strict=True):
-            role = record.site.role
-            allocated = role == "output" and _allocates(record.op) and is_operator(record.site.path)
-            if allocated or (role == "input" and record.producer in empty):
-                empty.add(record.id)
-        return any(record.id in empty for record, empty in zip(sides, self._empty, strict=True))
+        return any([*map(_is_untouched, (golden, mine), self._empty)])  # note both
 
     def _needs(
         self, pair: Pair, golden: Record, mine: Record, same_bytes: bool | None
@@ -217,6 +212,15 @@ class _Plan:
         return self._numbers[job.key]
 
 
+def _is_untouched(record: Record, empty: set[int]) -> bool:
+    """Tell whether nothing was written to a tensor's memory, and note its id in that case."""
+    role = record.site.role
+    allocated = role == "output" and _allocates(record.op) and is_operator(record.site.path)
+    if allocated or (role == "input" and record.producer in empty):
+        empty.add(record.id)
+    return record.id in empty
+
+
 @functools.cache
 def _allocates(op: str) -> bool:
     return _EMPTY.fullmatch(op) is not None
@@ -228,15 +232,15 @@ def _finished(row: Measured, outcome: Outcome | None, rounded: _Rounded) -> Meas
     assert golden is not None
     assert mine is not None
     its, own = rounded
-    values, remark = row.metrics, row.remark
     if outcome is not None:
         values, remark = _of_part(golden, mine, outcome)
+        certain = values is None and row.same_bytes is False
+        row = Measured(row.index, row.pair, values, remark, row.same_bytes, certain)
         if outcome.rounded is not None:
             its.setdefault(golden.payload, outcome.rounded[0])
             own.setdefault(mine.payload, outcome.rounded[1])
-    certain = values is None and row.same_bytes is False
-    of_both = its.get(golden.payload, 0.0), own.get(mine.payload, 0.0)
-    return Measured(row.index, row.pair, values, remark, row.same_bytes, certain, of_both)
+    row.rounded = its.get(golden.payload, 0.0), own.get(mine.payload, 0.0)
+    return row
 
 
 def _of_part(
