@@ -9,6 +9,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from sys import intern
 from typing import Any, TypeAlias
 
 from llmdebug_nb.core import placement
@@ -61,10 +62,13 @@ def record_of(row: Row, path: Path | None) -> Record:
         raise CorruptDumpError(f"{path}: record {number} is made of a later one, {producer}")
     if nan is not None and None in (low, high, mean, norm):  # SQLite keeps NaN as NULL
         low, high, mean, norm = (math.nan if f is None else f for f in (low, high, mean, norm))
-    summary = Summary(dtype, sizes, low, high, mean, norm, nan, inf, zero, fingerprint)
+    summary = Summary(intern(dtype), sizes, low, high, mean, norm, nan, inf, zero, fingerprint)
     if kept is not None or kept_shape is not None:
         kept_shape = _kept_shape(path, number, kept, kept_shape)
-    site = Site(*row[len(_OWN) : _SUMMARY_FROM])
+    where, step, call, phase, role, slot, rank, generation = row[len(_OWN) : _SUMMARY_FROM]
+    # each row has its own copies of these texts: one for all makes any look at them faster
+    where, phase, role, slot, op = map(intern, (where, phase, role, slot, op))
+    site = Site(where, step, call, phase, role, slot, rank, generation)
     argument, chain, placed = more
     return Record(
         number, site, seq, op, summary, device, producer, payload, lost, kept, kept_shape, argument,
