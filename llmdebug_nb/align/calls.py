@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from llmdebug_nb.align.sequence import CallFeatures, MatchTolerance
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.paths import ancestors, is_operator, module_of
-from llmdebug_nb.core.records import IN_KERNEL, Record, Summary, summed
+from llmdebug_nb.core.records import IN_KERNEL, CallKey, Record, Summary, summed
 
 Pass = tuple[int, int, int, str]  # rank, generation, step, phase
 Kind = Callable[["RecordedCall"], str]
@@ -23,25 +24,26 @@ Numbers = tuple[dict[int, int], dict[int, int]]
 
 @dataclass(slots=True)
 class RecordedCall:
-    """The records of one call. ``module``: its path, or that of the module around an operator."""
+    """The records of one call. ``module``: its path, or that of the module around an operator.
+
+    ``is_fused``: a kernel computes it together with others; its inputs are then the kernel's.
+    """
 
     path: str
     module: str
     operator: bool
     op: str
     records: list[Record] = field(default_factory=list)
+    first_output: Record | None = None
+    is_fused: bool = False
+    _shape: tuple[object, ...] = ()
 
-    @property
-    def first_output(self) -> Record | None:
-        for record in self.records:  # written out: it is called some times a row
-            if record.site.role == "output":
-                return record
-        return None
-
-    @property
-    def is_fused(self) -> bool:
-        """True if a kernel computes it together with others; its inputs are then the kernel's."""
-        return any(r.site.slot.startswith(IN_KERNEL) for r in self.records)
+    def add(self, record: Record) -> None:
+        site = record.site
+        self.records.append(record)
+        if self.first_output is None and site.role == "output":
+            self.first_output = record
+        self.is_fused = self.is_fused or site.slot.startswith(IN_KERNEL)
 
     @property
     def output(self) -> Summary | None:
@@ -52,21 +54,25 @@ class RecordedCall:
     @property
     def shape(self) -> tuple[object, ...]:
         """Role, slot and shape of every tensor."""
-        return tuple((r.site.role, r.site.slot, r.summary.shape) for r in self.records)
+        if not self._shape:  # all records are there when it is first asked for
+            self._shape = tuple([(r.site.role, r.site.slot, r.summary.shape) for r in self.records])
+        return self._shape
 
 
 def calls_by_pass(records: Iterable[Record]) -> dict[Pass, list[RecordedCall]]:
     """Return the calls of each pass over the model, in the order in which they began."""
-    passes: dict[Pass, dict[tuple[str, int], RecordedCall]] = defaultdict(dict)
+    passes: dict[Pass, list[RecordedCall]] = defaultdict(list)
+    calls: dict[CallKey, RecordedCall] = {}
     for record in records:
         s = record.site
-        calls = passes[s.rank, s.generation, s.step, s.phase]
-        call = calls.get((s.path, s.call))
+        key = s.key
+        call = calls.get(key)
         if call is None:
             call = RecordedCall(s.path, module_of(s.path), is_operator(s.path), record.op)
-            calls[s.path, s.call] = call
-        call.records.append(record)
-    return {key: list(calls.values()) for key, calls in passes.items()}
+            calls[key] = call
+            passes[s.rank, s.generation, s.step, s.phase].append(call)
+        call.add(record)
+    return dict(passes)
 
 
 def by_parent(calls: list[RecordedCall]) -> dict[str, list[RecordedCall]]:
@@ -97,69 +103,77 @@ def match_modules(
     golden: list[RecordedCall], mine: list[RecordedCall]
 ) -> Iterator[tuple[RecordedCall, RecordedCall]]:
     """Yield the matching calls of one module."""
+    if len(golden) == len(mine) == 1:  # nearly all: whatever they give, there is no other call
+        yield golden[0], mine[0]
+        return
     sides = [[CallFeatures("call", value=c.output) for c in calls] for calls in (golden, mine)]
     for i, j in sequence.align(sides[0], sides[1]):
         yield golden[i], mine[j]
 
 
-def match_operators(
-    golden: list[RecordedCall],
-    mine: list[RecordedCall],
-    kinds: tuple[Kind, Kind],
-    paired: Numbers,
-    tolerance: MatchTolerance,
-    compare: Compare,
-) -> Iterator[tuple[RecordedCall, RecordedCall, str]]:
-    """Yield the matching operator calls of one module, each with the answer of ``compare``.
+class Operators:
+    """The operators of two modules that belong together, to be aligned.
 
-    ``kinds``: for each side, the text that identifies a call. ``paired``: calls of inner modules
-    that match already, the fixed points of the alignment. ``compare``: describes what the values
-    of two calls have in common; "" refuses the pair, and the rest is aligned again without it.
+    ``kinds``: for each side, the text that identifies a call. ``paired``: calls that match already.
+    Those that are in both modules, be they of inner modules, are the fixed points of the alignment.
     """
-    kept, features = _aligned(golden, mine, kinds, paired)
-    says: dict[tuple[int, int], str] = {}
-    pairs: list[tuple[int, int]] = []
-    for _ in range(constants.ALIGNMENT_ROUNDS):
-        refused = {pair for pair, common in says.items() if not common}
-        pairs = sequence.align(features[0], features[1], tolerance, refused)
-        pairs = [(i, j) for i, j in pairs if not features[0][i].anchor]
-        new = [pair for pair in pairs if pair not in says]
-        says |= {(i, j): compare(kept[0][i], kept[1][j]) for i, j in new}
-        if all(says[pair] for pair in new):
-            break
-    for i, j in pairs:
-        if says[i, j]:
-            yield kept[0][i], kept[1][j], says[i, j]
+
+    def __init__(
+        self,
+        golden: list[RecordedCall],
+        mine: list[RecordedCall],
+        kinds: tuple[Kind, Kind],
+        paired: Numbers,
+        tolerance: MatchTolerance,
+    ) -> None:
+        self._tolerance = tolerance
+        self._kept, self._features = [], []
+        shared = _shared(golden, mine, paired)
+        for calls, numbers, kind in zip((golden, mine), shared, kinds, strict=True):
+            kept = [call for call in calls if call.operator or id(call) in numbers]
+            self._kept.append(kept)
+            self._features.append([_known(call, numbers.get(id(call), 0), kind) for call in kept])
+
+    @functools.cached_property
+    def are_parallel(self) -> bool:
+        """Whether both modules call the same operators in the same order."""
+        return sequence.is_parallel(self._features[0], self._features[1], self._tolerance)
+
+    def matches(self, compare: Compare) -> list[tuple[RecordedCall, RecordedCall]]:
+        """Return the operator calls that match.
+
+        ``compare``: describes what the values of two calls have in common; "" refuses the pair,
+        and the rest is aligned again without it.
+        """
+        golden, mine = self._features
+        says: dict[tuple[int, int], str] = {}
+        pairs: list[tuple[int, int]] = []
+        for _ in range(constants.ALIGNMENT_ROUNDS):
+            refused = {pair for pair, common in says.items() if not common}
+            pairs = sequence.align(golden, mine, self._tolerance, refused, self.are_parallel)
+            pairs = [(i, j) for i, j in pairs if not golden[i].anchor]
+            new = [pair for pair in pairs if pair not in says]
+            says |= {(i, j): compare(self._kept[0][i], self._kept[1][j]) for i, j in new}
+            if all(says[pair] for pair in new):
+                break
+        return [(self._kept[0][i], self._kept[1][j]) for i, j in pairs if says[i, j]]
 
 
-def are_parallel(
-    golden: list[RecordedCall],
-    mine: list[RecordedCall],
-    kinds: tuple[Kind, Kind],
-    paired: Numbers,
-    tolerance: MatchTolerance,
-) -> bool:
-    """Tell whether two modules call the same operators in the same order."""
-    _, features = _aligned(golden, mine, kinds, paired)
-    return sequence.is_parallel(features[0], features[1], tolerance)
+def _shared(golden: list[RecordedCall], mine: list[RecordedCall], paired: Numbers) -> Numbers:
+    """Return the numbers of the pairs that have both calls in these lists."""
+    ours, theirs = (
+        {id(call): numbers[id(call)] for call in calls if id(call) in numbers}
+        for calls, numbers in zip((golden, mine), paired, strict=True)
+    )
+    both = set(ours.values()) & set(theirs.values())
+    return (
+        {call: number for call, number in ours.items() if number in both},
+        {call: number for call, number in theirs.items() if number in both},
+    )
 
 
-def _aligned(
-    golden: list[RecordedCall],
-    mine: list[RecordedCall],
-    kinds: tuple[Kind, Kind],
-    paired: Numbers,
-) -> tuple[list[list[RecordedCall]], list[list[CallFeatures]]]:
-    """Return the calls that take part in an alignment, and their features."""
-    kept: list[list[RecordedCall]] = []
-    features: list[list[CallFeatures]] = []
-    for calls, numbers, kind in zip((golden, mine), paired, kinds, strict=True):
-        kept.append([call for call in calls if call.operator or id(call) in numbers])
-        features.append([_features(call, numbers.get(id(call), 0), kind) for call in kept[-1]])
-    return kept, features
-
-
-def _features(call: RecordedCall, number: int, kind: Kind) -> CallFeatures:
+def _known(call: RecordedCall, number: int, kind: Kind) -> CallFeatures:
+    """Return the features of a call. ``number``: of its pair; 0: it is in none yet."""
     if number:
         return CallFeatures("", anchor=number)
     return CallFeatures(kind(call), call.shape, value=call.output)

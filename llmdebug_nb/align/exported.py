@@ -29,7 +29,7 @@ _KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names.split
 
 def is_graph(records: Iterable[Record]) -> bool:
     """Tell whether a run is of an exported graph: its operators are nodes."""
-    return any(record.op.startswith(EXPORTED) for record in records)
+    return any(op.startswith(EXPORTED) for op in {record.op for record in records})
 
 
 def match_results(

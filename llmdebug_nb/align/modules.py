@@ -87,13 +87,18 @@ class ModuleTree:
     def _read(self, records: Iterable[Record]) -> None:
         """Add what the records say of the modules."""
         seen = 0
+        known = set()
         for record in records:
             s = record.site
+            seen += s.role != "weight"
+            kind = s.path, s.role, s.phase, record.op
+            if kind in known:  # only the first one of a kind says anything
+                continue
+            known.add(kind)
             module = self._module(module_of(s.path))
             if s.role == "weight":
                 module.weight = module.weight or record.summary
                 continue
-            seen += 1
             if not is_operator(s.path):
                 module.type = module.type or record.op
                 module.place = min(module.place, seen)

@@ -19,12 +19,11 @@ from llmdebug_nb.align import exported, tree
 from llmdebug_nb.align.batch_layout import Load
 from llmdebug_nb.align.calls import (
     Numbers,
+    Operators,
     RecordedCall,
-    are_parallel,
     by_parent,
     calls_by_pass,
     match_modules,
-    match_operators,
     match_tensors,
     pair_ranks,
     share_inputs,
@@ -97,6 +96,7 @@ class _Pairing:
     ) -> None:
         self._sides, self._names, self._layouts, self._traced = sides, names, layouts, traced
         trees = [ModuleTree(own, records) for own, records in zip(nodes, sides, strict=True)]
+        self._kinds: dict[str, str] = {}  # of operators, by their names
         graphs = [exported.is_graph(records) for records in sides]
         self._crossed = graphs[0] != graphs[1]  # an exported graph and a model
         self._any_graph = any(graphs)
@@ -216,24 +216,22 @@ class _Pairing:
         sides = [by_parent(calls) for calls in (golden, mine)]
         compare = functools.partial(self._compare, tolerance)
         kinds = self._kind, lambda call: self._kind_of(call.op)
-        rest: list[tuple[list[RecordedCall], list[RecordedCall], Numbers, str]] = []
+        rest: list[tuple[list[RecordedCall], list[RecordedCall], str]] = []
         for path, calls in sides[0].items():
             partners, why = self._partners.get(path, ((), ""))
             if len(partners) != 1 or why.startswith(FUSED) or partners[0] not in sides[1]:
                 continue
             theirs = sides[1][partners[0]]
-            known = _shared(calls, theirs, paired)
-            if are_parallel(calls, theirs, kinds, known, tolerance):
-                for left, right, _ in match_operators(
-                    calls, theirs, kinds, known, tolerance, compare
-                ):
+            operators = Operators(calls, theirs, kinds, paired, tolerance)
+            if operators.are_parallel:
+                for left, right in operators.matches(compare):
                     self._tensors(left, right, self._why(left, right, why, False))
             else:
-                rest.append((calls, theirs, known, why))
+                rest.append((calls, theirs, why))
         self._same_results(golden, mine, paired, compare)
-        for calls, theirs, known, why in rest:
-            known = _shared(calls, theirs, paired)
-            for left, right, _ in match_operators(calls, theirs, kinds, known, tolerance, compare):
+        for calls, theirs, why in rest:
+            operators = Operators(calls, theirs, kinds, paired, tolerance)
+            for left, right in operators.matches(compare):
                 self._tensors(left, right, self._why(left, right, why, False))
 
     def _same_results(
@@ -308,13 +306,19 @@ class _Pairing:
 
     def _kind(self, call: RecordedCall) -> str:
         """Return mine's name of an operator of golden, if the mapping renames it."""
+        if not self._given:
+            return self._kind_of(call.op)
         targets, _ = self._given.get(call.path, ((), ""))
         return self._kind_of(operator_of(targets[0]) if targets else call.op)
 
     def _kind_of(self, op: str) -> str:
         """Return the kind of an operator. Compiled code replaces ``add_`` by ``add``."""
-        kind = self._names.kind(op)
-        return _IN_PLACE.sub(r"\1\2", kind) if any(self._traced) else kind
+        kind = self._kinds.get(op)
+        if kind is None:
+            kind = self._names.kind(op)
+            kind = _IN_PLACE.sub(r"\1\2", kind) if any(self._traced) else kind
+            self._kinds[op] = kind
+        return kind
 
     def _why(self, golden: RecordedCall, mine: RecordedCall, why: str, replaced: bool) -> str:
         """Say why two operators are paired. ``why``: the reason for their modules."""
@@ -323,8 +327,7 @@ class _Pairing:
         if replaced:
             other = "has other inputs" if golden.op == mine.op else f"is replaced by {mine.op}"
             return f"{SEQUENCE}: {golden.op} {other}, with the same result"
-        sites = [(call.path, call.records[0].site.call) for call in (golden, mine)]
-        if sites[0] == sites[1]:
+        if golden.path == mine.path and golden.records[0].site.call == mine.records[0].site.call:
             return SAME_SITE
         return SEQUENCE if why == SAME_SITE else f"{SEQUENCE}; {why}"
 
@@ -428,19 +431,6 @@ def _likeness(match: ValueMatch) -> tuple[float, bool, bool]:
     """Return what decides between records that hold the same: rounding, role and operator."""
     golden, mine = match.golden, match.mine
     return match.error, golden.site.role != mine.site.role, golden.op != mine.op
-
-
-def _shared(golden: list[RecordedCall], mine: list[RecordedCall], paired: Numbers) -> Numbers:
-    """Return the numbers of the pairs that have both calls in these lists."""
-    ours, theirs = (
-        {id(call): numbers[id(call)] for call in calls if id(call) in numbers}
-        for calls, numbers in zip((golden, mine), paired, strict=True)
-    )
-    both = set(ours.values()) & set(theirs.values())
-    return (
-        {call: number for call, number in ours.items() if number in both},
-        {call: number for call, number in theirs.items() if number in both},
-    )
 
 
 def _grouped(items: Iterable[tuple[_K, _V]]) -> dict[_K, list[_V]]:

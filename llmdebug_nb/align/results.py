@@ -51,6 +51,8 @@ class ResultMatches:
             if found.get(record.id) in answered:
                 self._known.setdefault(_slot(record), _slot(by_id[found[record.id]]))
         left = [record for record in golden if record.id not in found]
+        if not left:
+            return
         placed = {pair.mine.id for pair in pairs if pair.mine is not None and pair.at_its_place}
         handed_on = _Partners(pairs, ours)
         taken = answered | placed
@@ -163,6 +165,7 @@ class RoleMatches:
     def __init__(self, layouts: LayoutFinder) -> None:
         self._layouts = layouts
         self._known: dict[_Place, dict[_Place, tuple[Record, Record]]] = {}  # by mine's place
+        self._unread: list[tuple[Record, Record]] = []  # pairs that it lacks, in order
         self._agreed: dict[tuple[int, int], bool] = {}
 
     def match(
@@ -174,25 +177,28 @@ class RoleMatches:
         """
         both = [(p.golden, p.mine) for p in pairs if p.golden is not None and p.mine is not None]
         done = {one.id for one, _ in both}, {other.id for _, other in both}
-        found = [*self._as_earlier(sides, done)]
+        left = [r for r in sides[1] if r.id not in done[1] and r.site.role != "weight"]
+        found = [*self._as_earlier(sides[0], left, done[0])] if left else []
         done[1].update(other.id for _, other in found)
-        found += self._counted(sides, done[1])
+        found += self._counted(sides[0], [r for r in left if r.id not in done[1]])
         yield from found
-        for one, other in (*both, *found):
-            self._known.setdefault(_place(other), {}).setdefault(_place(one), (one, other))
+        self._unread += (*both, *found)
 
     def _as_earlier(
-        self, sides: tuple[Sequence[Record], Sequence[Record]], done: tuple[set[int], set[int]]
+        self, golden_records: Sequence[Record], left: Sequence[Record], done: set[int]
     ) -> Iterator[tuple[Record, Record]]:
-        golden = {_place(record): record for record in sides[0]}
-        for record in sides[1]:
-            if record.id in done[1] or record.site.role == "weight":
-                continue
+        """Yield partners of what is left of mine. ``done``: ids of golden's that have one."""
+        golden = {_place(record): record for record in golden_records}
+        for pair in self._unread:
+            there, here = map(_place, pair)
+            self._known.setdefault(here, {}).setdefault(there, pair)
+        self._unread.clear()
+        for record in left:
             known = [
                 other
                 for place, then in self._known.get(_place(record), {}).items()
                 if (other := golden.get(place)) is not None
-                and (_counts(record) or other.id not in done[0])
+                and (_counts(record) or other.id not in done)
                 and self._agree(*then)
             ]
             if known:
@@ -200,13 +206,14 @@ class RoleMatches:
                 yield min(known, key=lambda r: (r.summary.min, r.summary.max) != value), record
 
     def _counted(
-        self, sides: tuple[Sequence[Record], Sequence[Record]], done: set[int]
+        self, golden_records: Sequence[Record], left: Sequence[Record]
     ) -> Iterator[tuple[Record, Record]]:
-        golden = {r.summary.fingerprint: r for r in reversed(sides[0]) if _counts(r)}
+        left = [record for record in left if _counts(record) and identifies(record)]
+        if not left:
+            return
+        golden = {r.summary.fingerprint: r for r in reversed(golden_records) if _counts(r)}
         partners: dict[str | None, Record | None] = {}  # by the bytes of mine
-        for record in sides[1]:
-            if record.id in done or not _counts(record) or not identifies(record):
-                continue
+        for record in left:
             key = record.summary.fingerprint
             if key not in partners:
                 partners[key] = next((r for r in golden.values() if self._agree(r, record)), None)

@@ -8,6 +8,8 @@ the rest, the time grows with the product of the two lengths, and the memory wit
 from __future__ import annotations
 
 import math
+import operator
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,9 +17,11 @@ import numpy as np
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import SINGLE, epsilon, is_floating
+from llmdebug_nb.core.quick import quick
 from llmdebug_nb.core.records import Summary
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class CallFeatures:
     """The features by which a call is recognised.
@@ -37,12 +41,11 @@ class CallFeatures:
     shape_identifies: bool = False
 
     @property
-    def label(self) -> Hashable:
-        return self.anchor, self.op, self.shape
-
-    @property
     def fingerprint(self) -> str | None:
         return self.value.fingerprint if self.value else None
+
+
+_label = operator.attrgetter("anchor", "op", "shape")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,13 @@ class MatchTolerance:
 
 def _run_epsilon(dtypes: Sequence[str]) -> float:
     """Return the machine epsilon of a run: a quarter of its tensors are at least as coarse."""
-    found = sorted((epsilon(name) for name in dtypes if is_floating(name)), reverse=True)
-    return found[len(found) // 4] if found else SINGLE
+    floating = {name: n for name, n in Counter(dtypes).items() if is_floating(name)}
+    left = sum(floating.values()) // 4
+    for name in sorted(floating, key=epsilon, reverse=True):
+        left -= floating[name]
+        if left < 0:
+            return epsilon(name)
+    return SINGLE
 
 
 def align(
@@ -81,13 +89,16 @@ def align(
     mine: Sequence[CallFeatures],
     tolerance: MatchTolerance | None = None,
     forbidden: Collection[tuple[int, int]] = (),
+    parallel: bool | None = None,
 ) -> list[tuple[int, int]]:
     """Return the indices of the calls that match, rising on both sides.
 
-    ``forbidden``: index pairs that must not match.
+    ``forbidden``: index pairs that must not match. ``parallel``: what `is_parallel` says, if known.
     """
     tolerance = tolerance or MatchTolerance()
-    if not forbidden and is_parallel(golden, mine, tolerance):
+    if parallel is None and not forbidden:
+        parallel = is_parallel(golden, mine, tolerance)
+    if parallel and not forbidden:
         return [(i, i) for i in range(len(golden))]
     start, end = 0, 0
     shorter = min(len(golden), len(mine))
@@ -104,7 +115,9 @@ def align(
 
 def agreement(golden: Summary, mine: Summary) -> float:
     """Return to how many decimal digits (0 to 6) the statistics agree; 0 if they can't tell."""
-    return float(_digits(_figures([golden]), _figures([mine]))[0, 0])
+    if golden.numel != mine.numel or not (_tells(golden) and _tells(mine)):
+        return 0.0
+    return float(_paired_digits(_figures([golden]), _figures([mine]))[0])
 
 
 def digits(golden: Sequence[Summary], mine: Sequence[Summary]) -> np.ndarray:
@@ -116,15 +129,13 @@ def is_parallel(
     golden: Sequence[CallFeatures], mine: Sequence[CallFeatures], tolerance: MatchTolerance
 ) -> bool:
     """Tell whether both sequences make the same calls in the same order."""
-    same_labels = len(golden) == len(mine) and all(
-        g.label == m.label for g, m in zip(golden, mine, strict=True)
-    )
+    same_labels = list(map(_label, golden)) == list(map(_label, mine))
     return same_labels and not _moved(golden, mine, tolerance.sure_digits)
 
 
 def _equal(golden: CallFeatures, mine: CallFeatures) -> bool:
     same_bytes = golden.fingerprint is not None and golden.fingerprint == mine.fingerprint
-    return same_bytes and golden.label == mine.label
+    return same_bytes and _label(golden) == _label(mine)
 
 
 def _moved(
@@ -136,14 +147,18 @@ def _moved(
         for g, m in zip(golden, mine, strict=True)
         if g.fingerprint != m.fingerprint
     ]
+    if len(changed) < 2:  # a value has to move to the place of another one
+        return False
     prints = {g.fingerprint for g, _ in changed if g}, {m.fingerprint for _, m in changed if m}
     if prints[0] & prints[1] - {None}:
         return True
-    if not changed or len(changed) ** 2 > constants.SCORE_ENTRIES:
+    if len(changed) ** 2 > constants.SCORE_ENTRIES:
         return False
-    digits = _digits(_figures([g for g, _ in changed]), _figures([m for _, m in changed]))
-    far = np.diagonal(digits) < min(constants.TELLING_DIGITS, sure_digits)
-    return bool((digits[far][:, far] >= sure_digits).any())
+    figures = _figures([g for g, _ in changed]), _figures([m for _, m in changed])
+    far = _paired_digits(*figures) < min(constants.TELLING_DIGITS, sure_digits)
+    if np.count_nonzero(far) < 2:
+        return False
+    return bool((_digits(figures[0][far], figures[1][far]) >= sure_digits).any())
 
 
 def _figures(values: Sequence[Summary | None]) -> np.ndarray:
@@ -154,28 +169,33 @@ def _figures(values: Sequence[Summary | None]) -> np.ndarray:
     """
     rows = [
         (s.numel, s.min, s.max, s.mean, s.l2norm)
-        if s is not None
-        and s.min is not None
-        and s.min != s.max
-        and s.numel >= constants.FEWEST_ELEMENTS
+        if s is not None and _tells(s)
         else (math.nan,) * 5
         for s in values
     ]
     return np.array(rows, dtype=np.float64).reshape(-1, 5)
 
 
+def _tells(s: Summary) -> bool:
+    return s.min is not None and s.min != s.max and s.numel >= constants.FEWEST_ELEMENTS
+
+
 def _digits(golden: np.ndarray, mine: np.ndarray) -> np.ndarray:
-    """Return float64[n, m]: the decimal digits to which the statistics agree."""
+    """Return float64[n, m]: the decimal digits to which the statistics of each pair agree."""
+    return _paired_digits(golden[:, None], mine[None])
+
+
+def _paired_digits(golden: np.ndarray, mine: np.ndarray) -> np.ndarray:
+    """Return the decimal digits to which figures [..., 5] agree, float64[...]."""
     with np.errstate(all="ignore"):
-        count, low, high, _, norm = golden.T
+        count, low, high, _, norm = (golden[..., column] for column in range(5))
         reach = np.maximum(np.abs(low), np.abs(high))
-        worst = np.where(count[:, None] == mine[None, :, 0], 0.0, np.nan)
+        worst = np.where(count == mine[..., 0], 0.0, np.nan)
         for column, scale in ((1, reach), (2, reach), (3, norm / np.sqrt(count)), (4, norm)):
-            gap = np.abs(golden[:, None, column] - mine[None, :, column]) / scale[:, None]
+            gap = np.abs(golden[..., column] - mine[..., column]) / scale
             worst = np.maximum(worst, gap)  # NaN stays
-        return np.asarray(
-            np.nan_to_num(np.clip(-np.log10(worst + 1e-12), 0.0, constants.MOST_DIGITS), nan=0.0)
-        )
+        digits = np.clip(-np.log10(worst + 1e-12), 0.0, constants.MOST_DIGITS)
+        return np.asarray(np.where(np.isnan(digits), 0.0, digits))
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,6 +270,9 @@ PACKED_BITS, PACKED_COUNTS = 4, (1, 2, 4, 8)
 
 # === work limits: pairing =======================================================================
 
+# Bytes of tensors that are kept because they are soon compared with others: a step of a model of a
+# billion parameters, or a part of one that a larger one makes.
+KEPT_BYTES = 1 << 27
 # Candidates that are confirmed by their values. Unrelated tensors agree to TELLING_DIGITS in one
 # pair of a hundred, so the right one is among the first.
 CONFIRMED_CANDIDATES = 4

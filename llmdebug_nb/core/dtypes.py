@@ -25,6 +25,7 @@ DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.ite
 SINGLE = 2.0**-23  # epsilon of float32, in which sums of narrower dtypes are accumulated
 
 
+@functools.lru_cache(256)  # it is asked for a few dtypes, many times a row
 def is_floating(name: str) -> bool:
     """Tell whether a dtype is a real floating-point one."""
     dtype = DTYPES.get(name)

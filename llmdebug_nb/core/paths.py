@@ -94,8 +94,15 @@ def any_layer(path: str) -> str:
 
 def extra_numbers(path: str, other: str) -> tuple[str, ...]:
     """Return the last numbers of one path for which the other has none: they tell parts apart."""
-    numbers = sorted((_NUMBER.findall(each) for each in (path, other)), key=len)
-    return tuple(numbers[1][len(numbers[0]) :])
+    if path == other:
+        return ()
+    numbers = sorted((_numbers(each) for each in (path, other)), key=len)
+    return numbers[1][len(numbers[0]) :]
+
+
+@functools.lru_cache(_CACHE)
+def _numbers(path: str) -> tuple[str, ...]:
+    return tuple(_NUMBER.findall(path))
 
 
 @functools.lru_cache(_CACHE)

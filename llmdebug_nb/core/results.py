@@ -18,21 +18,16 @@ class Results:
     """
 
     def __init__(self, records: Iterable[Record | None]) -> None:
+        known = [record for record in records if record is not None]
+        self._in_order = any(record.producer is not None for record in known)
         # by pass and path: the last record of modules
         self._modules: dict[tuple[object, ...], dict[str, int]] = defaultdict(dict)
-        self._in_order = False
-        last: dict[tuple[int, int, int], Record] = {}
-        for record in records:
-            if record is None:
-                continue
+        for record in known:
             site = record.site
-            self._in_order = self._in_order or record.producer is not None
             if not is_operator(site.path) and site.role != "weight":
                 of_pass = self._modules[_pass(site)]
                 of_pass[site.path] = max(of_pass.get(site.path, -1), record.id)
-            if site.role == "output" and site.phase == "forward":
-                last[site.rank, site.generation, site.step] = record
-        self._last = set() if self._modules else {record.id for record in last.values()}
+        self._last = set() if self._modules else _last(known)
 
     def is_outermost(self, record: Record) -> bool:
         """Tell whether a record is a module's, and no module around it gives anything later."""
@@ -40,10 +35,11 @@ class Results:
         if is_operator(site.path):
             return False
         of_pass = self._modules.get(_pass(site), {})
-        around = [of_pass[path] for path in ancestors(site.path) if path in of_pass]
-        if around and not self._in_order:
-            return False
-        return all(last < record.id for last in around)
+        for path in ancestors(site.path):
+            last = of_pass.get(path)
+            if last is not None and (last >= record.id or not self._in_order):
+                return False
+        return True
 
     def __contains__(self, record: object) -> bool:
         if not isinstance(record, Record):
@@ -52,6 +48,16 @@ class Results:
             return True
         of_module = record.site.role == "output" and self.is_outermost(record)
         return of_module or record.id in self._last
+
+
+def _last(records: Iterable[Record]) -> set[int]:
+    """Return the ids of the last output of each step."""
+    last: dict[tuple[int, int, int], int] = {}
+    for record in records:
+        site = record.site
+        if site.role == "output" and site.phase == "forward":
+            last[site.rank, site.generation, site.step] = record.id
+    return set(last.values())
 
 
 def _pass(site: Site) -> tuple[object, ...]:
