@@ -10,7 +10,8 @@ so that looking one up costs the logarithm of their number.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -18,21 +19,53 @@ import numpy as np
 from llmdebug_nb.core import constants
 
 _K = TypeVar("_K", bound=Hashable)
+_L = TypeVar("_L", bound=Hashable)
 
 
-def landmarks(values: np.ndarray) -> np.ndarray:
-    """Return the windows of a tensor (float32, any shape) around its landmarks, float32[n, 8]."""
-    length = values.shape[-1] - constants.LANDMARK + 1 if values.ndim else 0
-    if length < 1:
-        return np.empty((0, constants.LANDMARK), np.float32)
-    size = np.abs(values)
-    along = [size[..., k : k + length] for k in range(constants.LANDMARK)]
-    highest, lowest = functools.reduce(np.maximum, along), functools.reduce(np.minimum, along)
-    centre = along[constants.LANDMARK // 2]
-    is_landmark = (centre == highest) & (lowest < highest) & np.isfinite(highest)
-    windows = np.lib.stride_tricks.sliding_window_view(values, constants.LANDMARK, axis=-1)
-    found: np.ndarray = windows[is_landmark]
+def landmarks(tensors: Iterable[tuple[_K, np.ndarray]]) -> dict[_K, np.ndarray]:
+    """Return the windows of tensors (float32, any shape) around their landmarks, float32[n, 8].
+
+    Tensors are taken together if they have rows of one length: most are small.
+    """
+    found: dict[_K, np.ndarray] = {}
+    waiting: dict[int, dict[_K, np.ndarray]] = defaultdict(dict)  # by the length of their rows
+    sizes: Counter[int] = Counter()
+    for key, values in tensors:
+        length = values.shape[-1] if values.ndim else 0
+        if length < constants.LANDMARK:
+            found[key] = np.empty((0, constants.LANDMARK), np.float32)
+            continue
+        waiting[length][key] = values.reshape(-1, length)
+        sizes[length] += values.size
+        if sizes[length] >= constants.CHUNK:
+            found |= _of_rows(waiting.pop(length))
+            sizes[length] = 0
+    for alike in waiting.values():
+        found |= _of_rows(alike)
     return found
+
+
+def _of_rows(tensors: Mapping[_K, np.ndarray]) -> dict[_K, np.ndarray]:
+    """Return the landmarks of tensors [rows, length] of one length, in each in their order."""
+    values = np.concatenate([*tensors.values()])
+    size = np.abs(values)
+    highest, lowest = _in_windows(np.maximum, size), _in_windows(np.minimum, size)
+    middle = constants.LANDMARK // 2
+    centre = size[:, middle : middle + highest.shape[1]]
+    is_landmark = (centre == highest) & (lowest < highest) & np.isfinite(highest)
+    windows = np.lib.stride_tricks.sliding_window_view(values, constants.LANDMARK, axis=1)
+    before = np.cumsum([0, *is_landmark.sum(1)])  # each row
+    ends = np.cumsum([len(rows) for rows in tensors.values()])
+    parts = np.split(windows[is_landmark], before[ends[:-1]])
+    return dict(zip(tensors, parts, strict=True))
+
+
+def _in_windows(most: np.ufunc, rows: np.ndarray) -> np.ndarray:
+    """Return the maximum (or minimum) of each window of rows: first of two, then four, eight."""
+    width = 1
+    while width < constants.LANDMARK:
+        rows, width = most(rows[:, :-width], rows[:, width:]), 2 * width
+    return rows
 
 
 class Landmarks(Generic[_K]):
@@ -52,18 +85,25 @@ class Landmarks(Generic[_K]):
     def _cell(self) -> float:
         return self._tolerance * constants.LANDMARK_CELL
 
-    def holders(self, windows: np.ndarray) -> Iterator[_K]:
-        """Yield the keys of the tensors with most of these landmarks, in the order given."""
-        if len(windows) < constants.FEWEST_ELEMENTS:
-            return
-        # what repeats heads is no part of what has each of them once
-        windows, copies = np.unique(windows, axis=0, return_counts=True)
-        some = np.unique(
-            np.linspace(0, len(windows) - 1, constants.LANDMARKS_TRIED).astype(np.int64)
-        )
-        shares = (self._found(windows[some]) >= copies[some, None]).mean(axis=0)
-        for owner in np.flatnonzero(shares >= constants.LANDMARKS_FOUND):
-            yield self._keys[owner]
+    def holders(self, small: Mapping[_L, np.ndarray]) -> Iterator[tuple[_L, list[_K]]]:
+        """Yield each of some tensors with the larger ones that have most of its landmarks.
+
+        ``small``: their landmarks. The larger ones come in the order given.
+        """
+        most = max(1, constants.SCORE_ENTRIES // (constants.LANDMARKS_TRIED * len(self._keys) or 1))
+        names = list(small)
+        for at in range(0, len(names), most):
+            some = names[at : at + most]
+            tried = [_tried(small[name]) for name in some]
+            found = self._found(np.concatenate([windows for windows, _ in tried]))
+            ends = np.cumsum([len(windows) for windows, _ in tried])
+            for name, counts, (_, copies) in zip(
+                some, np.split(found, ends[:-1]), tried, strict=True
+            ):
+                if len(copies):
+                    shares = (counts >= copies[:, None]).mean(axis=0)
+                    owners = np.flatnonzero(shares >= constants.LANDMARKS_FOUND)
+                    yield name, [self._keys[owner] for owner in owners]
 
     def _found(self, windows: np.ndarray) -> np.ndarray:
         """Return int64[n, tensors]: how often each tensor has each of n windows."""
@@ -76,14 +116,25 @@ class Landmarks(Generic[_K]):
         counts = np.searchsorted(self._cells, cells, "right") - first
         ends = np.cumsum(counts)
         reach = self._tolerance * _norms(windows)
-        for at in range(0, int(ends[-1]), constants.CHUNK):
-            each = np.arange(at, min(at + constants.CHUNK, int(ends[-1])))
+        total = int(counts.sum())
+        for at in range(0, total, constants.CHUNK):
+            each = np.arange(at, min(at + constants.CHUNK, total))
             cell = np.searchsorted(ends, each, "right")
             place, row = (first + counts - ends)[cell] + each, cell % size
             near = _norms(self._windows[place] - windows[row]) <= reach[row]
             pairs = row[near] * keys + self._owners[place[near]]
             found += np.bincount(pairs, minlength=size * keys)
         return found.reshape(size, keys)
+
+
+def _tried(windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the landmarks that are looked up, and how often the tensor has each of them."""
+    if len(windows) < constants.FEWEST_ELEMENTS:
+        return windows[:0], np.zeros(0, np.int64)
+    # what repeats heads is no part of what has each of them once
+    windows, copies = np.unique(windows, axis=0, return_counts=True)
+    some = np.unique(np.linspace(0, len(windows) - 1, constants.LANDMARKS_TRIED).astype(np.int64))
+    return windows[some], copies[some]
 
 
 @functools.cache

@@ -57,6 +57,7 @@ class ValueMatches:
             defaultdict(list),
             defaultdict(list),
         )
+        self._marks: tuple[dict[object, np.ndarray], ...] = ({}, {})  # of either side, by key
         self._match((sides[0], sides[1]))
 
     def of_golden(self, record: Record) -> list[ValueMatch]:
@@ -130,23 +131,16 @@ class ValueMatches:
                 [golden[key].summary for key in ours], [mine[key].summary for key in theirs]
             )
             enough = digits >= min(self._tolerance.sure_digits, constants.TELLING_DIGITS)
-            best = np.zeros_like(enough)
-            for axis in (0, 1):
-                order = np.argsort(-digits, axis=axis, kind="stable")
-                first = np.take(
-                    order, range(min(constants.CONFIRMED_CANDIDATES, order.shape[axis])), axis=axis
-                )
-                np.put_along_axis(best, first, True, axis=axis)
-            for i, j in zip(*np.nonzero(enough & best), strict=True):
+            one, other = np.nonzero(enough)
+            alike = digits[one, other]
+            best = _first_of_each(one, other, alike) | _first_of_each(other, one, alike)
+            for i, j in zip(one[best].tolist(), other[best].tolist(), strict=True):
                 yield ours[i], theirs[j]
 
     def _holders(self, small: Mapping[object, Record], side: int) -> list[_Found]:
         """Return the larger tensors of the other run that hold small ones of this run."""
-        known = {
-            key: windows
-            for key, record in small.items()
-            if len(windows := self._landmarks(record, side))
-        }
+        marks = self._landmarks(small, side)
+        known = {key: windows for key, windows in marks.items() if len(windows)}
         if not known:
             return []
         by_size = sorted(
@@ -155,13 +149,13 @@ class ValueMatches:
         )
         least = min(small[key].summary.numel for key in known)
         large = {key: record for key, record in by_size if record.summary.numel > least}
-        in_order = sorted(large.items(), key=lambda each: each[1].id)
-        marks = {key: self._landmarks(record, 1 - side) for key, record in in_order}
+        in_order = dict(sorted(large.items(), key=lambda each: each[1].id))
+        marks = self._landmarks(in_order, 1 - side)
         places = Landmarks({key: marks[key] for key in large}, self._tolerance.close)
         found = []
-        for key, windows in known.items():
+        for key, holders in places.holders(known):
             own, size = small[key], 0  # of the smallest tensors that hold it
-            for other in places.holders(windows):
+            for other in holders:
                 numel = large[other].summary.numel
                 if numel <= own.summary.numel or 0 < size < numel:
                     continue
@@ -171,17 +165,36 @@ class ValueMatches:
                     size = numel
         return found
 
-    def _landmarks(self, record: Record, side: int) -> np.ndarray:
-        values = (
-            self._layouts.values_of(record, side) if is_floating(record.summary.dtype) else None
-        )
-        return landmarks(np.empty(0) if values is None else values.numpy())
+    def _landmarks(self, records: Mapping[object, Record], side: int) -> dict[object, np.ndarray]:
+        """Return the landmarks of some tensors, by their keys. They are read in the order given."""
+        known = self._marks[side]
+        new = ((key, record) for key, record in records.items() if key not in known)
+        known |= landmarks((key, self._numbers(record, side)) for key, record in new)
+        return {key: known[key] for key in records}
+
+    def _numbers(self, record: Record, side: int) -> np.ndarray:
+        """Return what a tensor holds, float32; nothing if it is unknown or integers."""
+        floating = is_floating(record.summary.dtype)
+        values = self._layouts.values_of(record, side) if floating else None
+        return np.empty(0, np.float32) if values is None else values.numpy()
 
     def _error(self, golden: Record, mine: Record, part: bool = False) -> float | None:
         """Return how far two tensors are apart, if that is near; integers have to be equal."""
         error = self._layouts.distance(golden, mine, part)
         close = self._tolerance.close if is_floating(golden.summary.dtype) else 0.0
         return error if error is not None and error <= close else None
+
+
+def _first_of_each(of: np.ndarray, place: np.ndarray, alike: np.ndarray) -> np.ndarray:
+    """Return which pairs are among the few most alike of each number in ``of``, bool[n].
+
+    Of pairs that are as much alike, those with a smaller ``place`` come first.
+    """
+    order = np.lexsort((place, -alike, of))
+    begins = np.searchsorted(of[order], of[order])
+    first = np.zeros(len(of), bool)
+    first[order] = np.arange(len(of)) - begins < constants.CONFIRMED_CANDIDATES
+    return first
 
 
 def _closest(found: Iterable[_Found]) -> list[_Found]:

@@ -20,16 +20,14 @@ from llmdebug_nb.align.batch_layout import BatchMap, BatchMaps, Load
 from llmdebug_nb.align.fit import Fit
 from llmdebug_nb.align.layout_search import order_along, proposed, search
 from llmdebug_nb.align.reordered import SAYS, Orders
-from llmdebug_nb.align.values import Values, real
+from llmdebug_nb.align.values import Tensors, Values
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import SINGLE, epsilon, is_floating
-from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.paths import any_layer, extra_numbers, module_of
 from llmdebug_nb.core.records import Record, Summary, summed
 
 UNSEEN = "a part of it; which one can't be told without values"
 Shape = tuple[int, ...]
-Tensors = tuple[torch.Tensor, torch.Tensor]
 
 
 class LayoutFinder:
@@ -48,9 +46,11 @@ class LayoutFinder:
         self._roundings = rounded.Roundings(sides, load)
         self._orders = Orders()
         self._known: dict[Hashable, Fit] = {}
+        self._learned: set[Shape] = set()  # of tensors of one shape that a layout is known of
         self._ordered: dict[Hashable, bool] = {}  # whether a layout keeps the order along each axis
         self._begun: dict[tuple[BatchMap, Shape, Shape], list[Fit]] = {}
-        self._last: tuple[tuple[int, int], Tensors, Values] | None = None
+        self._tensors = Tensors(load)
+        self._last: tuple[tuple[int, int], Values] | None = None
 
     def fit(self, golden: Record, mine: Record, fused: bool = False) -> Fit | None:
         """Return the fit that brings two tensors to one shape.
@@ -76,18 +76,18 @@ class LayoutFinder:
         by_tokens = self._by_tokens(golden, mine) if s.role in ("input", "output") else None
         if by_tokens is not None:
             return by_tokens
+        are_masks = masks.are_masks(a, b)
+        turned = a.shape != b.shape or _may_be_turned(golden, mine)
+        if not (turned or are_masks or a.shape in self._learned):
+            return None  # nearly all: it is not worth a key
         sharded = s.rank != other.rank
         part = fused, extra_numbers(s.path, other.path)
         key = (part, any_layer(s.path), any_layer(other.path), s.rank, other.rank, s.role, s.slot,
                a.shape, b.shape, s.role == "weight" or (s.generation, s.step))  # fmt: skip
-        if masks.are_masks(a, b):
+        if are_masks:
             return self._best(key, golden, mine, masks.fits(), sure=False)
-        if a.shape == b.shape and key not in self._known:
-            # One class of module has one layout: a transposed tensor is a bug there.
-            long = [n for n in a.shape if n != 1]
-            alike = golden.op != mine.op and _similar(a, b, constants.UNCLEAR_LAYOUT)
-            if not alike or len(set(long)) == len(long):
-                return None
+        if not turned and key not in self._known:
+            return None
         one_row = a.shape[-1:] == b.shape[-1:] == (min(a.numel, b.numel),) and s.role != "weight"
         sure = fused or sharded or one_row  # the last token, of all those that the other run has
         found = self._best(key, golden, mine, [Fit("", whole=True)], sure)
@@ -103,10 +103,11 @@ class LayoutFinder:
         ``fit``: one that keeps form and order. None if it will do. The order is that of a weight's
         rows. Modules of one path are one program: there, another order of the rows is a bug.
         """
+        if module_of(golden.site.path) == module_of(mine.site.path):
+            return None
         is_weight = golden.site.role == "weight"
         forms = [] if is_weight else list(angles.fits(golden.summary, mine.summary))
-        own = module_of(golden.site.path), module_of(mine.site.path)
-        if not (is_weight or self._orders or forms) or own[0] == own[1]:
+        if not (is_weight or self._orders or forms):
             return None
         fit = fit or Fit("", whole=golden.summary.shape == mine.summary.shape)
         values = self._values(golden, mine, fit)
@@ -198,12 +199,8 @@ class LayoutFinder:
 
     def values_of(self, record: Record, side: int) -> torch.Tensor | None:
         """Return the values of golden's (0) or mine's (1) tensor in float32, None if not kept."""
-        if self._load is None or record.payload is None or record.kept:
-            return None
-        try:
-            return real(self._load[side](record))
-        except (CorruptDumpError, TensorLookupError, RuntimeError):
-            return None
+        tensor = self._tensors.of(record, side)
+        return None if tensor is None else tensor.real
 
     def relaid(self, generation: int, step: int) -> bool:
         """Tell whether the batches of a step differ in the rows or the places of tokens."""
@@ -267,6 +264,7 @@ class LayoutFinder:
         _, clear, best = near[0]
         if key is not None and clear and len(near) == 1:
             self._known[key] = best
+            self._learned |= {golden.summary.shape} & {mine.summary.shape}
         return best if best.golden + best.mine else None
 
     def _completed(
@@ -318,22 +316,31 @@ class LayoutFinder:
 
     def _values(self, golden: Record, mine: Record, fit: Fit | None = None) -> Values | None:
         """Return the values of a pair in a layout, or None if there are none. Keeps the last."""
-        if self._load is None or any(r.payload is None or r.kept for r in (golden, mine)):
-            return None
+        unmoved = fit is None or not fit.golden + fit.mine
         key = golden.id, mine.id
-        if self._last is None or self._last[0] != key:
-            try:
-                pair = self._load[0](golden), self._load[1](mine)
-            except (CorruptDumpError, TensorLookupError, RuntimeError):
-                return None
-            self._last = key, pair, Values.of(*pair)
-        _, pair, values = self._last
-        if fit is None or not fit.golden + fit.mine:
-            return values
-        try:
-            return Values.of(*fit(*pair))
-        except ValueError:
+        if unmoved and self._last is not None and self._last[0] == key:
+            return self._last[1]
+        pair = self._tensors.both(golden, mine)
+        if pair is None:
             return None
+        try:
+            if fit is not None and not unmoved:
+                return Values.of(*fit(pair[0].read, pair[1].read))
+            self._last = key, Values.between(*pair)
+        except (ValueError, RuntimeError):
+            return None
+        return self._last[1]
+
+
+def _may_be_turned(golden: Record, mine: Record) -> bool:
+    """Tell whether two tensors of one shape may have different layouts.
+
+    One class of module has one layout: a transposed tensor is a bug there.
+    """
+    long = _long(golden.summary.shape)
+    if golden.op == mine.op or len(set(long)) == len(long):
+        return False
+    return _similar(golden.summary, mine.summary, constants.UNCLEAR_LAYOUT)
 
 
 def _long(shape: Shape) -> Shape:
