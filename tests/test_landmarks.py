@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmdebug_nb.align.landmarks import Landmarks, landmarks
-from llmdebug_nb.align.matches import ValueMatches
+from llmdebug_nb.align.matches import ValueMatches, _first_of_each
 from llmdebug_nb.align.sequence import MatchTolerance
+from llmdebug_nb.core import constants
 from test_layout_finder import finder
 
 CLOSE = 0.02
@@ -112,3 +113,66 @@ def test_keys_with_one_wrong_token_match_no_cache():
     cache[:, 3] = random(2, 16, seed=4)
     finds, golden, mine = finder({"keys": keys}, {"cache": cache})
     assert ValueMatches(golden, mine, finds, MatchTolerance()).of_golden(golden[0]) == []
+
+
+def windows_of(values):
+    """Return the landmarks of a tensor, one place after the other."""
+    found = []
+    for row in values.reshape(-1, values.shape[-1]) if values.ndim else []:
+        for at in range(len(row) - constants.LANDMARK + 1):
+            window = np.abs(row[at : at + constants.LANDMARK])
+            top = window[constants.LANDMARK // 2]
+            if np.isfinite(window.max()) and top == window.max() and window.min() < top:
+                found.append(row[at : at + constants.LANDMARK])
+    return np.array(found, np.float32).reshape(-1, constants.LANDMARK)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shapes=st.lists(
+        st.tuples(st.integers(0, 3), st.sampled_from((1, 7, 8, 9, 20))), min_size=1, max_size=6
+    ),
+    chunk=st.sampled_from((1, 30, 1 << 18)),
+    seed=st.integers(0, 1000),
+)
+def test_tensors_that_are_taken_together_have_the_landmarks_of_each_alone(shapes, chunk, seed):
+    draw = np.random.default_rng(seed)
+    figures = np.array([0.0, 1.0, -1.0, 2.0, 3.0, np.nan, np.inf], np.float32)
+    tensors = {at: draw.choice(figures, shape) for at, shape in enumerate(shapes)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "CHUNK", chunk)
+        together = landmarks(tensors.items())
+    assert together.keys() == tensors.keys()
+    for at, values in tensors.items():
+        np.testing.assert_array_equal(together[at], windows_of(values))
+
+
+@settings(max_examples=60, deadline=None)
+@given(small=st.integers(1, 6), large=st.integers(1, 6), entries=st.sampled_from((1, 1 << 20)))
+def test_tensors_that_are_looked_up_together_have_the_holders_of_each_alone(small, large, entries):
+    parts = [random(4, 24, seed=n) for n in range(small)]
+    wholes = {
+        n: torch.cat([parts[n % small], random(4, 24, seed=100 + n)], n % 2) for n in range(large)
+    }
+    marks = landmarks(enumerate(part.numpy() for part in parts))
+    places = Landmarks(landmarks((n, x.numpy()) for n, x in wholes.items()), CLOSE)
+    alone = [each for n, found in marks.items() for each in places.holders({n: found})]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "SCORE_ENTRIES", entries)
+        assert list(places.holders(marks)) == alone
+    assert {n for _, found in alone for n in found} == set(wholes)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 40), st.sampled_from((2.0, 3.0, 6.0)))),
+)
+def test_the_candidates_of_a_tensor_are_the_most_alike_and_of_equals_the_first(drawn):
+    pairs = list({(one, other): alike for one, other, alike in drawn}.items())
+    one, other = (np.array([key[side] for key, _ in pairs], np.int64) for side in (0, 1))
+    kept = _first_of_each(one, other, np.array([alike for _, alike in pairs]))
+    expected = set()
+    for number in set(one.tolist()):
+        own = [(-alike, key) for key, alike in pairs if key[0] == number]
+        expected |= {key for _, key in sorted(own)[: constants.CONFIRMED_CANDIDATES]}
+    assert {key for (key, _), is_kept in zip(pairs, kept, strict=True) if is_kept} == expected

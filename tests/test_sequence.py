@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmdebug_nb.align import pairing
-from llmdebug_nb.align.sequence import CallFeatures, agreement, align
+from llmdebug_nb.align.sequence import CallFeatures, agreement, align, digits
 from llmdebug_nb.core.records import Record, Site, Summary
 
 OPS = ("linear", "matmul", "add", "mul", "softmax", "silu")
@@ -213,3 +213,26 @@ def test_renaming_every_module_pairs_completely(values, letters):
     pairs = pairing.pair(golden, mine)
     assert [(p.golden.id, p.mine.id) for p in pairs] == [(r.id, r.id) for r in golden]
     assert all(p.why.startswith("renamed module") for p in pairs)
+
+
+FIGURES = st.sampled_from((0.0, 1.0, -1.0, 1e-9, 3.5, 1e30, float("inf"), float("nan"), None))
+
+
+@st.composite
+def _summaries(draw):
+    """Return two summaries, whose figures may be absent, far apart, equal or nearly so."""
+    shape = (draw(st.sampled_from((3, 4, 1000))),)
+    own = [draw(FIGURES) for _ in range(4)]
+    share = draw(st.sampled_from((0.0, 1e-9, 1e-4, 0.03)))
+    near = [figure if figure is None else figure * (1 + share) for figure in own]
+    other = [draw(st.sampled_from((a, b))) for a, b in zip(near, own[1:] + own[:1], strict=True)]
+    return Summary("float32", shape, *own), Summary("float32", shape, *other)
+
+
+@settings(max_examples=500, deadline=None)
+@given(_summaries())
+def test_the_agreement_of_two_tensors_is_that_of_a_pair_among_many(pair):
+    golden, mine = pair
+    others = [_value(seed) for seed in range(3)]
+    among = digits([others[0], golden, others[1]], [mine, others[2]])
+    assert agreement(golden, mine) == among[1, 0]

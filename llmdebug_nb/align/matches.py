@@ -143,21 +143,22 @@ class ValueMatches:
         known = {key: windows for key, windows in marks.items() if len(windows)}
         if not known:
             return []
-        by_size = sorted(
-            ((key, records[0]) for key, records in self._records[1 - side].items()),
-            key=lambda each: each[1].summary.numel,
-        )
+        others = {key: records[0] for key, records in self._records[1 - side].items()}
+        sizes = {key: record.summary.numel for key, record in others.items()}
         least = min(small[key].summary.numel for key in known)
-        large = {key: record for key, record in by_size if record.summary.numel > least}
+        large = {
+            key: others[key] for key in sorted(sizes, key=sizes.__getitem__) if sizes[key] > least
+        }
         in_order = dict(sorted(large.items(), key=lambda each: each[1].id))
         marks = self._landmarks(in_order, 1 - side)
         places = Landmarks({key: marks[key] for key in large}, self._tolerance.close)
         found = []
         for key, holders in places.holders(known):
             own, size = small[key], 0  # of the smallest tensors that hold it
+            own_size = own.summary.numel
             for other in holders:
-                numel = large[other].summary.numel
-                if numel <= own.summary.numel or 0 < size < numel:
+                numel = sizes[other]
+                if numel <= own_size or 0 < size < numel:
                     continue
                 pair = (own, large[other]) if side == 0 else (large[other], own)
                 if (error := self._error(*pair, part=True)) is not None:

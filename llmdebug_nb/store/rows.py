@@ -28,7 +28,6 @@ _OWN = (
 )  # fmt: skip
 _SITE = tuple(field.name for field in fields(Site))
 _SUMMARY = tuple(field.name for field in fields(Summary))
-_SUMMARY_FROM = len(_OWN) + len(_SITE)
 _ALL = (*_OWN, *_SITE, *_SUMMARY)
 SELECTED = ",".join(_ALL)  # what `record_of` reads, in its order
 SELECTED_KINDS = VIEWS["rows"].row(*_ALL)
@@ -50,8 +49,11 @@ def _json(shape: tuple[int, ...]) -> str:
 
 def record_of(row: Row, path: Path | None) -> Record:
     """Return the record of a row of `SELECTED` columns. Raises CorruptDumpError."""
-    number, seq, op, device, producer, payload, lost, kept, kept_shape, *more = row[: len(_OWN)]
-    dtype, shape, low, high, mean, norm, nan, inf, zero, fingerprint = row[_SUMMARY_FROM:]
+    (
+        number, seq, op, device, producer, payload, lost, kept, kept_shape, argument, chain, placed,
+        where, step, call, phase, role, slot, rank, generation,
+        dtype, shape, low, high, mean, norm, nan, inf, zero, fingerprint,
+    ) = row  # fmt: skip
     try:
         sizes = shape_of(shape)
     except (ValueError, RecursionError):
@@ -65,11 +67,10 @@ def record_of(row: Row, path: Path | None) -> Record:
     summary = Summary(intern(dtype), sizes, low, high, mean, norm, nan, inf, zero, fingerprint)
     if kept is not None or kept_shape is not None:
         kept_shape = _kept_shape(path, number, kept, kept_shape)
-    where, step, call, phase, role, slot, rank, generation = row[len(_OWN) : _SUMMARY_FROM]
     # each row has its own copies of these texts: one for all makes any look at them faster
-    where, phase, role, slot, op = map(intern, (where, phase, role, slot, op))
+    where, phase, role = intern(where), intern(phase), intern(role)
+    slot, op = intern(slot), intern(op)
     site = Site(where, step, call, phase, role, slot, rank, generation)
-    argument, chain, placed = more
     return Record(
         number, site, seq, op, summary, device, producer, payload, lost, kept, kept_shape, argument,
         () if chain is None else views_of(path, chain),
