@@ -94,13 +94,15 @@ def place_results(
 
     ``sides``: the records of one pass. ``pairs``: by the id of golden's record.
     """
+    moved = [r for r in sides[0] for pair in pairs.get(r.id, ()) if pair.elsewhere]
+    if not moved:
+        return
     golden, mine = Results(sides[0]), Results(sides[1])
-    for record in filter(golden.__contains__, sides[0]):
-        if found := pairs.get(record.id):
-            found[:] = [
-                replace(pair, elsewhere="", alone="") if pair.mine in mine else pair
-                for pair in found
-            ]
+    for record in filter(golden.__contains__, moved):
+        found = pairs[record.id]
+        found[:] = [
+            replace(pair, elsewhere="", alone="") if pair.mine in mine else pair for pair in found
+        ]
 
 
 class _Partners:

@@ -429,6 +429,8 @@ def _assumed(golden: Summary, mine: Summary, begun: Fit, sure: bool) -> Fit | No
 
 def _divided(golden: Record, mine: Record) -> Fit | None:
     """Return the layout that compares a sum with a mean: the sum is divided by its count."""
+    if golden.site.slot == mine.site.slot:
+        return None
     sums = summed(golden.site.slot), summed(mine.site.slot)
     if sums[0] == sums[1] or golden.summary.numel != mine.summary.numel:
         return None
