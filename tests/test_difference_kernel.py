@@ -70,6 +70,13 @@ def test_the_kernel_takes_the_elements_of_a_strided_tensor():
     assert rounding(narrow[:, 3]) == torch.finfo(torch.bfloat16).eps
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_complex_numbers_are_not_measured_against_real_ones(turned):
+    pair = torch.randn(4), torch.randn(4, dtype=torch.complex64)  # 4 and 8 numbers
+    with pytest.raises(ValueError, match="shapes"):
+        metrics.compare(*(reversed(pair) if turned else pair))
+
+
 @needs_kernel
 @given(hnp.arrays(np.float32, (2, 3, 50), elements=st.floats(-50, 50, width=32)))
 def test_the_sums_are_those_of_exact_arithmetic(numbers):

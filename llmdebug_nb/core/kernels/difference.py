@@ -79,7 +79,7 @@ def kernel() -> Kernel | None:
     measured (None for none), the length of a row (0 for none), how many elements are added up at
     once (whole rows), from which size on a number is infinite, and up to which one it is none that
     others are relative to. It returns the `Sums` and the error of the worst row (None without
-    rows), or None for dtypes that it does not know.
+    rows), or None for dtypes that it does not know, and if one has more elements.
     """
     found = _functions()
     return None if found is None else found[0]
@@ -122,7 +122,7 @@ def _functions() -> tuple[Kernel, Narrow] | None:
         least: float,
     ) -> Found | None:
         kinds = KINDS.get(golden.dtype), KINDS.get(mine.dtype)
-        if None in kinds:
+        if None in kinds or golden.numel() != mine.numel():
             return None
         call, count = room.call, golden.numel()
         golden, mine = golden.contiguous(), mine.contiguous()  # a part of each row may have strides
