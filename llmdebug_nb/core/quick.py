@@ -13,7 +13,7 @@ def quick(cls: type[_T]) -> type[_T]:
     """Let a frozen dataclass with slots set its fields by the slots themselves.
 
     The method that a dataclass has for it looks each slot up by its name. A comparison makes
-    several objects of a dozen fields for each row.
+    several objects of a dozen fields for each row. The class has no ``__post_init__``.
     """
     known: dict[str, Any] = {}
     given = inspect.signature(cls.__init__).parameters
