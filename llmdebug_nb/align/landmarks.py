@@ -29,7 +29,7 @@ def landmarks(tensors: Iterable[tuple[_K, np.ndarray]]) -> dict[_K, np.ndarray]:
     """
     found: dict[_K, np.ndarray] = {}
     waiting: dict[int, dict[_K, np.ndarray]] = defaultdict(dict)  # by the length of their rows
-    sizes: Counter[int] = Counter()
+    sizes: Counter[int] = Counter()  # of those that wait
     for key, values in tensors:
         length = values.shape[-1] if values.ndim else 0
         if length < constants.LANDMARK:
@@ -37,9 +37,10 @@ def landmarks(tensors: Iterable[tuple[_K, np.ndarray]]) -> dict[_K, np.ndarray]:
             continue
         waiting[length][key] = values.reshape(-1, length)
         sizes[length] += values.size
-        if sizes[length] >= constants.CHUNK:
-            found |= _of_rows(waiting.pop(length))
-            sizes[length] = 0
+        if sizes.total() >= constants.CHUNK:
+            ((most, _),) = sizes.most_common(1)
+            found |= _of_rows(waiting.pop(most))
+            del sizes[most]
     for alike in waiting.values():
         found |= _of_rows(alike)
     return found

@@ -59,6 +59,7 @@ class ValueMatches:
         )
         self._marks: tuple[dict[object, np.ndarray], ...] = ({}, {})  # of either side, by key
         self._match((sides[0], sides[1]))
+        self._marks = {}, {}  # they take as much memory as the tensors
 
     def of_golden(self, record: Record) -> list[ValueMatch]:
         """Return the matches of a record of golden: the closest first, then in execution order."""

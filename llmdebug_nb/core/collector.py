@@ -15,8 +15,8 @@ def paused() -> Iterator[None]:
     the time.
     """
     running = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if running:

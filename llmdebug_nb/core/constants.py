@@ -371,8 +371,8 @@ SMALL_BYTES = 1 << 17
 # both tensors and up to three times their size in float64 for a layout.
 ALONE_BYTES = 1 << 30
 
-# Bytes that are read at once of a file of values. Opening it takes as long as copying them: 20 us.
-READ_AHEAD = 1 << 16
+# Bytes read at once of a file of values: opening it takes as long, 20 us. Of so many files: 1 MB.
+READ_AHEAD, FILES_AHEAD = 1 << 16, 16
 
 # === work limits: cluster =======================================================================
 

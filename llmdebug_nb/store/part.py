@@ -14,3 +14,12 @@ class Part(NamedTuple):
     records: int | None
     complete: bool
     ended_by: str | None
+
+    @classmethod
+    def of(cls, told: object) -> Part | None:
+        """Return what a process has told; None if it is no part: anybody may write there."""
+        kinds = str, str, int, int | None, bool, str | None
+        if not isinstance(told, list) or len(told) != len(kinds):
+            return None
+        fits = all(isinstance(each, kind) for each, kind in zip(told, kinds, strict=True))
+        return cls(*told) if fits else None

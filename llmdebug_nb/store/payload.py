@@ -133,7 +133,7 @@ def _filler(file: Path, size: int) -> Callable[[int, memoryview], None]:
     Small tensors that are read one after the other mostly lie side by side, so what follows one is
     read with it: opening the file takes longer than reading as much.
     """
-    last = 0, memoryview(b"")  # what was read last, and where it begins
+    mine = object()
 
     def read(at: int, view: memoryview) -> int:
         with own_file.open_file(file) as opened:
@@ -141,15 +141,14 @@ def _filler(file: Path, size: int) -> Callable[[int, memoryview], None]:
             return fill_from(opened, view)
 
     def fill(at: int, view: memoryview) -> None:
-        nonlocal last
         if len(view) >= constants.READ_AHEAD:
             found = read(at, view)
         else:
-            start, known = last
+            start, known = _ahead.get(mine, (0, memoryview(b"")))
             if not start <= at <= at + len(view) <= start + len(known):
                 start, known = at, memoryview(bytearray(min(constants.READ_AHEAD, size - at)))
                 known = known[: read(at, known)]
-                last = start, known
+                _keep(mine, start, known)
             part = known[at - start : at - start + len(view)]
             found = len(part)
             view[:found] = part
@@ -157,6 +156,17 @@ def _filler(file: Path, size: int) -> Callable[[int, memoryview], None]:
             raise OSError(f"cut short: {file.name} ends early")
 
     return fill
+
+
+_ahead: dict[object, tuple[int, memoryview]] = {}  # what was read last, and where it begins
+
+
+def _keep(file: object, start: int, data: memoryview) -> None:
+    """Keep what was read of a file last, for the files of late."""
+    _ahead.pop(file, None)
+    for oldest in [*_ahead][: max(len(_ahead) - constants.FILES_AHEAD + 1, 0)]:
+        _ahead.pop(oldest, None)
+    _ahead[file] = start, data
 
 
 def fill_from(opened: io.RawIOBase, view: memoryview) -> int:

@@ -124,8 +124,8 @@ class Handover:
         """Send what the recording of this process wrote, a `Part`, now that it has ended."""
         self._add("ended", part)
 
-    def ended(self) -> list[list[Any]]:
-        """Return what each recording wrote that has ended."""
+    def ended(self) -> list[object]:
+        """Return what each recording wrote that has ended, see `Part.of`."""
         return [part for _, part in self._added("ended")]
 
     def _add(self, name: str, what: object) -> None:

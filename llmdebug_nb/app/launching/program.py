@@ -237,8 +237,9 @@ def _run(
 
 def _parts(path: Path, handover: Handover) -> list[Part]:
     """Return what each process wrote of a run. The indexes are asked unless all have told."""
-    ended = map(Part._make, handover.ended())
-    told = {part.folder: part for part in ended if part.complete}  # others may change: `_finished`
+    ended = map(Part.of, handover.ended())
+    # others may change: `_finished`
+    told = {part.folder: part for part in ended if part is not None and part.complete}
     folders = sorted(each.name for each in path.iterdir() if each.is_dir())
     if told.keys() >= set(folders):
         return [told[name] for name in folders]

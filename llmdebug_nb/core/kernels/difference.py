@@ -149,7 +149,7 @@ def _functions() -> tuple[Kernel, Narrow] | None:
         kind = held_by(numbers.data_ptr(), numbers.numel(), KINDS[numbers.dtype])
         return dtypes.get(kind)
 
-    return (kernel, narrow) if _is_right(kernel) else None
+    return (kernel, narrow) if _is_right(kernel) and _is_right_of_dtypes(narrow) else None
 
 
 def _as(unit: torch.dtype, x: torch.Tensor) -> torch.Tensor:
@@ -167,3 +167,10 @@ def _is_right(kernel: Kernel) -> bool:
         finite=4, sizeable=4, within_1=3, within_5=3, mismatched=3, nan=1, inf=1,
     )  # fmt: skip
     return kernel(golden, mine, torch.float32, 2, 2, 1e30, 0.0) == (right, 2 / 5)
+
+
+def _is_right_of_dtypes(narrow: Narrow) -> bool:
+    """Test with numbers that bfloat16 holds, that float16 does, and that neither does."""
+    cases = {2.0**100: torch.bfloat16, 1 + 2.0**-10: torch.float16, 1 + 2.0**-20: None}
+    with torch.device("cpu"):
+        return all(narrow(torch.tensor([1.0, number])) == dtype for number, dtype in cases.items())
