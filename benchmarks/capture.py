@@ -31,6 +31,7 @@ from peers import PEERS, Run, Work
 from transformers import LlamaConfig, LlamaForCausalLM, logging
 
 import llmdebug_nb as ld
+from llmdebug_nb.capture.tape import torch_observer
 from llmdebug_nb.core.kernels import native
 
 logging.set_verbosity_error()
@@ -145,6 +146,20 @@ def recorded(model: LlamaForCausalLM, folder: Path, options: dict[str, Any], wor
         work()
 
 
+def without(run: Run) -> Run:
+    """Let a dispatch mode see operators, as if the observer had not been built."""
+
+    def by_mode(work: Work) -> None:
+        observer = torch_observer.observer
+        torch_observer.observer = lambda: None
+        try:
+            run(work)
+        finally:
+            torch_observer.observer = observer
+
+    return by_mode
+
+
 def plain_write(folder: Path, nbytes: int, work: Work) -> None:
     """The floor of keeping tensors: so many bytes to one file, in large pieces, after the work."""
     work()
@@ -177,12 +192,18 @@ def ours(model: LlamaForCausalLM, folder: Path) -> list[Variant]:
     work, base = partial(generate, model), "uninstrumented"
     step, step_base = partial(training_step, model), "training step, uninstrumented"
     all_levels = recording(mode="module+api+aten", **figures)
+    told, by_mode = torch_observer.observer() is not None, "statistics, module+aten"
     write, first = partial(plain_write, folder, disk), disk_of_first / tensors_of_first
     return [
         Variant(base, work, plain),
         Variant("empty hooks (floor)", work, partial(empty_hooks, model), base),
         Variant("statistics, module", work, modules, base),
-        Variant("statistics, module+aten", work, operators, base),
+        Variant(by_mode, work, operators, base),
+        *(
+            [Variant(f"{by_mode}, by a dispatch mode", work, without(operators), base)]
+            if told
+            else []
+        ),
         Variant("statistics, api", work, recording(mode="api", **figures), base),
         Variant("statistics, module+api+aten", work, all_levels, base),
         Variant("all tensors, module", work, recording(tokens="all"), base, disk / tensors),

@@ -270,13 +270,16 @@ def test_an_interrupt_while_generate_looks_at_its_tokens_leaves_no_mode_off(monk
     """Our own work with tensors is out of sight of modes, and that has to end."""
     from llmdebug_nb.capture.compat import torch_modes
 
-    enter = torch_modes.unseen.__enter__
+    out_of_sight = torch_modes.out_of_sight
 
-    def interrupted(self):
-        enter(self)
-        interrupt()
+    def interrupted(work, *args, **kwargs):
+        def begun():
+            interrupt()
+            return work(*args, **kwargs)
 
-    monkeypatch.setattr(torch_modes.unseen, "__enter__", interrupted)
+        return out_of_sight(begun)
+
+    monkeypatch.setattr(torch_modes, "out_of_sight", interrupted)
     model = llama()
     before = state(model)
     with pytest.raises(KeyboardInterrupt), ld.dump(model, name="looks"):

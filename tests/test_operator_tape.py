@@ -39,7 +39,7 @@ class Odd(torch.nn.Module):
     """Runs what the tape does not take, and errors that the program catches."""
 
     def forward(self, x):
-        z = torch.complex(x, x).conj().imag * 2
+        z = torch.complex(x, x).imag * 2
         with contextlib.suppress(RuntimeError):
             torch.mm(x, torch.ones(9, 9))
         with contextlib.suppress(RuntimeError):
@@ -54,6 +54,13 @@ class Odd(torch.nn.Module):
         if float(x.sum()) > 0 and bool(places[0] >= 0):
             x.zero_()
         return z, empty, values, torch.full((2, 2), 1.5, dtype=torch.bfloat16), x + halves
+
+
+class Lazy(torch.nn.Module):
+    """Runs what torch resolves when it is needed."""
+
+    def forward(self, x):
+        return torch.complex(x, x).conj().imag * 2
 
 
 class Weighted(torch.nn.Module):
@@ -116,7 +123,7 @@ class Executed(torch.nn.Module):
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        parts = [Views(), Odd(), Weighted(), Replaced(), Differentiated(), Executed()]
+        parts = [Views(), Odd(), Weighted(), Replaced(), Differentiated(), Executed(), Lazy()]
         self.layers = torch.nn.ModuleList(parts)
 
     def forward(self, x):

@@ -122,7 +122,8 @@ def test_no_command_prints_a_control_character_of_a_dump(
 def test_every_command_is_walked():
     from llmdebug_nb.cli import _COMMANDS
 
-    names = {argv[0] for argv in COMMANDS} | {"dump", "errcheck", "lockstep"}  # which read no dump
+    read_no_dump = {"build", "dump", "errcheck", "lockstep"}
+    names = {argv[0] for argv in COMMANDS} | read_no_dump
     assert len(names) == len(_COMMANDS)
 
 

@@ -48,8 +48,7 @@ class Guard:
         if self.before is not None:
             self.before()
         if torch_modes.watched():
-            with torch_modes.unseen():
-                result = self.attempt(work, *args)
+            result = torch_modes.out_of_sight(self.attempt, work, *args)
         else:
             result = self.attempt(work, *args)
         if interrupts.waiting:

@@ -35,7 +35,8 @@ from llmdebug_nb.core.records import RootCall, View
 
 if TYPE_CHECKING:
     from llmdebug_nb.capture.intervention import Intervention
-    from llmdebug_nb.capture.operators.modes import OperatorModes, Viewed
+    from llmdebug_nb.capture.operators.mode_stacks import OperatorModes
+    from llmdebug_nb.capture.operators.modes import Viewed
     from llmdebug_nb.capture.timing.profiler import Profile
 
 Args = tuple[object, ...]
@@ -141,12 +142,12 @@ class Observer:
         self.latest = self.thread.root_call if recording else None
         self.ranks.look()
         self._forwards.begin_root_call()
+        noting = self.player is not None and self.on_call_end is None and self.substitution is None
         if self.modes:
-            self.modes.begin_root_call(recording)
-        waits = self.on_call_end is None and self.substitution is None
+            self.modes.begin_root_call(recording, noting)
         if self.player is not None:
             self.player.shut()  # a call that was interrupted may have left it open
-            if recording and waits:
+            if recording and noting:
                 self.player.open()
 
     def end_root_call(self) -> None:

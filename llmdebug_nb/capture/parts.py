@@ -18,7 +18,7 @@ from llmdebug_nb.core.options import DumpOptions
 
 if TYPE_CHECKING:
     from llmdebug_nb.capture.alarms import Alarms
-    from llmdebug_nb.capture.operators.modes import OperatorModes
+    from llmdebug_nb.capture.operators.mode_stacks import OperatorModes
     from llmdebug_nb.capture.ring import Ring
     from llmdebug_nb.capture.timing.profiler import Profile
 
@@ -148,7 +148,7 @@ def _profile(options: DumpOptions, sink: Sink, notes: list[str]) -> Profile | No
 
 
 def _modes(observer: Observer, options: DumpOptions) -> OperatorModes:
-    from llmdebug_nb.capture.operators.modes import OperatorModes
+    from llmdebug_nb.capture.operators.mode_stacks import OperatorModes
 
     return OperatorModes(observer, options.operator_levels, options.apis)
 

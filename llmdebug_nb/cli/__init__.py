@@ -34,6 +34,7 @@ _COMMANDS = {
     "timeline": ("tables", "add_timeline"),
     "topology": ("topology", "add_topology"),
     "onnx": ("topology", "add_onnx"),
+    "build": ("build", "add"),
     "msit": ("msit", "add"),
 }
 
@@ -95,16 +96,23 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Prints the versions of llmdebug and torch, and why the C kernel is not used, if it isn't."""
+    """Prints the versions of llmdebug and torch, and what of it runs in C."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         import torch
 
+        from llmdebug_nb.capture.tape import torch_observer
         from llmdebug_nb.core.kernels import native
 
         why = native.why_not()
         kernel = f"without the C kernel ({why})" if why else "with the C kernel"
-        say(f"llmdebug {_version()}, torch {torch.__version__}, {kernel}")
+        why = torch_observer.why_not()
+        observer = (
+            f"without the observer of operators ({why})"
+            if why
+            else "with the observer of operators"
+        )
+        say(f"llmdebug {_version()}, torch {torch.__version__}, {kernel}, {observer}")
         parser.exit()
 
 

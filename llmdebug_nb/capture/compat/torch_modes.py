@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
@@ -44,41 +45,45 @@ def kernel_of(operator: Callable[..., object]) -> Callable[..., object]:
     return operator._op if is_usual else operator  # type: ignore[attr-defined, no-any-return]
 
 
-class unseen:
-    """A context in which function and dispatch modes and `torch.func` transforms see nothing.
+def out_of_sight(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call work that function and dispatch modes and `torch.func` transforms don't see.
 
-    Only a function that no interrupt cuts short may enter it; others call `run_unseen`.
+    Only a function that no interrupt cuts short may call it; others call `run_unseen`. All three
+    guards are in C: a handler of a signal that raises leaves none of them on.
     """
-
-    def __enter__(self) -> None:
-        guards = (
-            torch._C.DisableTorchFunction(),
-            torch._C._DisableTorchDispatch(),
-            torch._C._DisableFuncTorch(),
-        )
-        self._guards: tuple[Any, ...] = guards
-        for guard in self._guards:
-            guard.__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        for guard in reversed(self._guards):
-            guard.__exit__(None, None, None)
+    functions, dispatched = torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch()
+    with functions, dispatched, torch._C._DisableFuncTorch():
+        return work(*args, **kwargs)
 
 
 @interrupts.unbroken
 def run_unseen(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Call our own work, which uses tensors, where no mode or transform sees it."""
-    with unseen():
-        return work(*args, **kwargs)
+    return out_of_sight(work, *args, **kwargs)
 
 
 _functions, _dispatched = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
 _transform = torch._C._functorch.peek_interpreter_stack
 
 
+class _Observed(threading.local):
+    """``here``: torch tells us of the operators of this thread, our own among them."""
+
+    here = False
+
+
+observed = _Observed()
+
+
 def watched() -> bool:
     """Return whether any mode or transform, the program's or ours, would see our own operators."""
-    return bool(_functions() or _dispatched() or _transform() is not None)
+    return bool(_functions() or _dispatched() or observed.here or _transform() is not None)
+
+
+def may_compile() -> bool:
+    """Return whether Dynamo looks at what this thread runs, and may run operators to compile it."""
+    ask = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+    return ask is None or ask() is not None
 
 
 # what to ask, and the answers where this thread runs outside of autograd's engine, TorchScript
@@ -155,6 +160,14 @@ def wrapper(cls: type, like: torch.Tensor, dtype: torch.dtype) -> Any:
 def dispatcher_operators() -> list[str]:
     """Return the names of all operators of the dispatcher: ``aten::mm``."""
     return list(torch._C._dispatch_get_all_op_names())
+
+
+def operator(name: str, overload: str) -> torch._ops.OpOverload | None:
+    """Return an operator by the dispatcher's name of it, ``aten::add`` and ``Tensor``, or None."""
+    space, _, bare = name.partition("::")
+    packet = getattr(getattr(torch.ops, space, None), bare, None)
+    found = getattr(packet, overload or "default", None)
+    return found if isinstance(found, OpOverload) else None
 
 
 def overload(name: str) -> torch._ops.OpOverload | None:

@@ -6,9 +6,8 @@ tensor (its size, say) or only rearrange it (a view) compute nothing and are not
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -17,11 +16,9 @@ from llmdebug_nb.capture.calls import OpenCall, ThreadState
 from llmdebug_nb.capture.compat import pytorch, torch_modes
 from llmdebug_nb.capture.guard import Guarded
 from llmdebug_nb.capture.intervention import Intervention
-from llmdebug_nb.capture.listeners import Listeners
-from llmdebug_nb.capture.operators.kinds import READS, Operator, OperatorFilter, OperatorKinds
+from llmdebug_nb.capture.operators.kinds import READS, Operator, OperatorKinds
 from llmdebug_nb.capture.passing import Passing
 from llmdebug_nb.capture.perturbing.unrounded import Unrounded
-from llmdebug_nb.capture.tape import native
 from llmdebug_nb.capture.tape.player import Player
 from llmdebug_nb.capture.walk import leaves
 from llmdebug_nb.core.torch_internals import is_fake
@@ -59,78 +56,6 @@ class OperatorListener(Protocol):
     def note_read(self, tensor: object) -> None: ...
 
 
-class _ThreadModes(threading.local):
-    """The modes of one thread: a mode remembers what it was put on.
-
-    ``pushed``, ``popped``: those put on the stack, or taken off it, for the current root call.
-    """
-
-    def __init__(self, make: Callable[[], list[torch_modes.Mode]]) -> None:
-        self.modes = make()
-        self.pushed: list[torch_modes.Mode] = []
-        self.popped: list[torch_modes.Mode] = []
-
-
-class OperatorModes:
-    """The modes that report operator calls to one listener."""
-
-    def __init__(
-        self, listener: OperatorListener, levels: tuple[str, ...], apis: tuple[str, ...]
-    ) -> None:
-        """Raises EmptyDumpError for an operator that does not exist."""
-        self.wanted = wanted = OperatorFilter(apis)
-        wanted.refuse_unknown(levels)
-        self.kinds = OperatorKinds(wanted)
-        self._listener = listener
-        classes = [cls for level, cls in _MODES.items() if level in levels]
-        if listener.passing is not None:
-            classes = [CheckMode if cls is AtenMode else cls for cls in classes]
-        self._here = _ThreadModes(lambda: [self._mode(cls) for cls in classes])
-        self._functions = "api" in levels
-
-    def _mode(self, cls: type[ApiMode] | type[AtenMode]) -> torch_modes.Mode:
-        player = self._listener.player
-        if player is not None and player.operators is not None:
-            noting = NotingMode if cls is AtenMode else NotingApiMode
-            return noting(self._listener, self.kinds, player)
-        return cls(self._listener, self.kinds)
-
-    def open(self) -> None:
-        if self._functions:
-            _fast_paths.add(self)
-
-    def close(self) -> None:
-        if self._functions:
-            _fast_paths.remove(self)
-
-    def begin_root_call(self, recording: bool) -> None:
-        here = self._here
-        here.pushed = self.push() if recording else []
-        here.popped = [] if recording else self.pop()
-
-    def end_root_call(self, resting: bool) -> None:
-        """Put the thread's stack back as it was, but leave the modes off if ``resting``."""
-        here = self._here
-        if resting:  # the recording may have been stopped from another thread
-            self.pop()
-        elif here.pushed:
-            self.pop(here.pushed)
-        elif here.popped:
-            self.push()
-
-    def push(self) -> list[torch_modes.Mode]:
-        """Put the modes on this thread's stack; return those that were not on it before."""
-        return [mode for mode in self._here.modes if torch_modes.push_mode(mode)]
-
-    def pop(self, modes: list[torch_modes.Mode] | None = None) -> list[torch_modes.Mode]:
-        """Take modes (default: all) off this thread's stack; return those that were on it."""
-        return [
-            mode
-            for mode in (self._here.modes if modes is None else modes)
-            if torch_modes.pop_mode(mode)
-        ]
-
-
 class ApiMode(TorchFunctionMode):
     """Sees each outermost call of a function or tensor method, by whatever name it was imported."""
 
@@ -166,57 +91,6 @@ class ApiMode(TorchFunctionMode):
         call = self._listener.begin_operator(operator, "api", args, kwargs)
         if call is not None:
             self._listener.end_operator(call, result)
-
-
-class NotingApiMode(ApiMode):
-    """An ApiMode that notes functions on the tape, and goes the long way where it can't."""
-
-    def __init__(self, listener: OperatorListener, kinds: OperatorKinds, player: Player) -> None:
-        super().__init__(listener, kinds)
-        self._tape, self._player = player.tape, player
-
-    def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: Args = (),
-        kwargs: Kwargs | None = None,
-    ) -> object:
-        kwargs = kwargs or {}
-        operator = None if pytorch.tracing() else self._kinds.api(func)
-        if operator is None:
-            return func(*args, **kwargs)
-        tape = self._tape
-        if operator.rearranges or self._listener.substitution is not None:
-            return self._rearranged(operator, func, types, args, kwargs)
-        if not operator.wanted or not tape.begin_function(operator, args, kwargs):
-            return super().__torch_function__(func, types, args, kwargs)
-        try:
-            result = func(*args, **kwargs)
-        except BaseException:
-            if not tape.end_function(None):
-                self._listener.guarded(self._player.end_function, None, True)
-            raise
-        if result is None or not tape.end_function((result,)):
-            outputs = _written(func, args, kwargs) if result is None else result
-            self._listener.guarded(self._player.end_function, outputs, False)
-        return result
-
-    def _rearranged(
-        self,
-        operator: Operator,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: Args,
-        kwargs: Kwargs,
-    ) -> object:
-        listener = self._listener
-        if listener.substitution is not None or not listener.listening():
-            return super().__torch_function__(func, types, args, kwargs)
-        result = func(*args, **kwargs)
-        if not self._tape.note_views(operator, args, kwargs, result):
-            listener.guarded(self._note, operator, args, kwargs, result)
-        return result
 
 
 class AtenMode(torch_modes.TorchDispatchMode):
@@ -258,69 +132,29 @@ class AtenMode(torch_modes.TorchDispatchMode):
             if operator is not None and not operator.rearranges:
                 listener.guarded(listener.begin_operator, operator, "aten", args, kwargs)
             result = func(*args, **kwargs)
-            if torch.is_grad_enabled():  # otherwise it made no node
-                listener.guarded(listener.note_unrecorded, func)
-            if operator is not None and operator.rearranges and listener.passing is None:
-                listener.guarded(self._note, operator, args, kwargs, result)
-            if operator is not None and operator.name == READS:
-                listener.guarded(listener.note_read, args[0])
+            self.note_passed(func, operator, args, kwargs, result)
             return result
         return _run_recorded(listener, operator, "aten", func, args, kwargs)
 
-    def _note(self, operator: Operator, args: Args, kwargs: Kwargs, result: object) -> None:
-        self._listener.note_views(operator, args, kwargs, _views(args, kwargs, result) or ())
-
-
-_Gate: Any = native.gate_class()
-
-
-class NotingMode(_Gate, AtenMode):  # type: ignore[misc, no-untyped-call]
-    """An AtenMode in C: it notes operators on the tape, and asks the other one where it can't."""
-
-    def __init__(self, listener: OperatorListener, kinds: OperatorKinds, player: Player) -> None:
-        super().__init__(listener, kinds)
-        self.tape, self._known, self._player = player.tape, player.operators, player
-
-    def _slowly(
+    def note_passed(
         self,
         func: Callable[..., object],
-        types: Sequence[type],
-        args: Args = (),
-        kwargs: Kwargs | None = None,
-    ) -> object:
-        known = self._known
-        if known is not None and id(func) not in known and self._may_be_noted(func):
-            operator = self._kinds.aten(func)
-            assert operator is not None
-            known[id(func)] = func, torch_modes.kernel_of(func), operator, operator.rearranges
-        return AtenMode.__torch_dispatch__(self, func, types, args, kwargs)
-
-    def _may_be_noted(self, func: Callable[..., object]) -> bool:
-        """Tell whether an operator runs no code of Python, and has a result or makes views."""
-        if not isinstance(func, torch_modes.OpOverload) or func.namespace != "aten":
-            return False
-        operator = self._kinds.aten(func)
-        return (
-            operator is not None
-            and operator.name != READS
-            and (operator.rearranges or (operator.wanted and bool(func._schema.returns)))
-            and not torch_modes.is_composite(func)
-        )
-
-    def _note_slowly(
-        self, operator: Operator, args: Args, kwargs: Kwargs | None, result: object
+        operator: Operator | None,
+        args: Args,
+        kwargs: Kwargs,
+        result: object,
     ) -> None:
-        self._listener.guarded(self._note, operator, args, kwargs or {}, result)
+        """Note an operator that has run and isn't recorded."""
+        listener = self._listener
+        if torch.is_grad_enabled():  # otherwise it made no node
+            listener.guarded(listener.note_unrecorded, func)
+        if operator is not None and operator.rearranges and listener.passing is None:
+            listener.guarded(self._note, operator, args, kwargs, result)
+        if operator is not None and operator.name == READS:
+            listener.guarded(listener.note_read, args[0])
 
-    def _end_slowly(
-        self, operator: Operator, args: Args, kwargs: Kwargs | None, result: object
-    ) -> None:
-        self._listener.guarded(self._player.end_operator, result)
-
-    # Dynamo does not look into C, so what C calls is hidden from it here
-    slowly = torch_modes.hidden_from_dynamo(_slowly)
-    note_slowly = torch_modes.hidden_from_dynamo(_note_slowly)
-    end_slowly = torch_modes.hidden_from_dynamo(_end_slowly)
+    def _note(self, operator: Operator, args: Args, kwargs: Kwargs, result: object) -> None:
+        self._listener.note_views(operator, args, kwargs, _views(args, kwargs, result) or ())
 
 
 class CheckMode(torch_modes.Untraced, AtenMode):  # type: ignore[no-untyped-call]
@@ -369,8 +203,6 @@ class CheckMode(torch_modes.Untraced, AtenMode):  # type: ignore[no-untyped-call
         return known
 
 
-_MODES: dict[str, type[ApiMode] | type[AtenMode]] = {"api": ApiMode, "aten": AtenMode}
-_fast_paths: Listeners[OperatorModes] = Listeners(lambda: torch_modes.with_fast_paths(ApiMode))
 _PLAIN = torch.Tensor.__torch_dispatch__
 
 
@@ -400,12 +232,12 @@ def _run_recorded(
     except BaseException:
         listener.guarded(listener.thread.leave, call.path)
         raise
-    outputs = _written(func, args, kwargs) if result is None else result
+    outputs = written(func, args, kwargs) if result is None else result
     listener.guarded(listener.end_operator, call, outputs)
     return result
 
 
-def _written(func: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
+def written(func: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
     """Return what an operator without a result wrote to: by its schema, or its first argument."""
     schema = getattr(func, "_schema", None)
     if schema is None:

@@ -28,7 +28,7 @@ from llmdebug_nb.core.kernels.on_device import Page
 
 T = TypeVar("T")
 LIBRARY = Path(__file__).with_name("_tape.so")  # on every platform: it is opened by its path
-_VERSION = 6  # of what lies between the library and this module, as in tape.c
+_VERSION = 7  # of what lies between the library and this module, as in tape.c
 _KINDS = (*native.TABLE, "bool")  # as in tensor.h
 
 
@@ -225,6 +225,12 @@ def gate_class() -> type:
     """
     module = _library()
     return _NoGate if module is None else module.Gate
+
+
+def notes() -> object | None:
+    """Return what the tape offers to the observer of operators, a capsule; see `notes.h`."""
+    module = _library() if _make() is not None else None
+    return None if module is None else module.notes
 
 
 @cache

@@ -215,30 +215,6 @@ static int append_event(Tape *tape, PyObject *event)
     return done;
 }
 
-/* Run an operator that makes views, and note them. */
-static PyObject *run_view(PyObject *mode, Tape *tape, PyObject *entry, PyObject *args, PyObject *kwargs, int *done)
-{
-    PyObject *source = NULL, *plain = NULL, *context = NULL, *views = NULL;
-    *done = kwargs && PyDict_Size(kwargs) ? REFUSED : look_around(tape, 1, &source);
-    if (*done == DONE)
-        *done = (plain = plain_arguments(tape, args)) ? DONE : REFUSED;
-    PyObject *result = *done == DONE ? PyObject_Call(PyTuple_GetItem(entry, 1), args, kwargs) : NULL;
-    if (result) {
-        int noted = PyTuple_Size(args) ? hide(tape, &context) : REFUSED;
-        if (noted == DONE)
-            noted = (views = PyList_New(0)) ? append_views(tape, views, PyTuple_GetItem(args, 0), result) : FAILED;
-        show(context);
-        if (noted == DONE)
-            noted = append_event(tape, PyTuple_Pack(4, PyTuple_GetItem(entry, 2), source, plain, views));
-        if (noted != DONE)
-            result = report(mode, note_slowly, PyTuple_GetItem(entry, 2), args, kwargs, result);
-    }
-    Py_XDECREF(source);
-    Py_XDECREF(plain);
-    Py_XDECREF(views);
-    return result;
-}
-
 /* Refuse an operator that has just made a node of autograd, where gradients are recorded: it is paired with its gradient. */
 static int made_no_node(Tape *tape)
 {
@@ -251,44 +227,96 @@ static int made_no_node(Tape *tape)
     return !answer ? FAILED : nodes == before ? DONE : REFUSED;
 }
 
-/* Run an operator, and note its inputs and outputs. */
-static PyObject *run_operator(PyObject *mode, Tape *tape, PyObject *entry, PyObject *args, PyObject *kwargs, int *done)
+/* An operator that runs: what names it, its place in the program, and what it was given: its inputs; if it makes views the
+   arguments that are no tensors, and what they are views of. */
+typedef struct {
+    PyObject *operator, *place, *given, *base;
+    int makes_views;
+} Noted;
+
+static void drop_noted(Noted *noted)
 {
-    PyObject *stack = NULL, *context = NULL, *inputs = PyList_New(0), *outputs = NULL, *result = NULL;
-    PyObject *operator= PyTuple_GetItem(entry, 2), *kind, *value, *trace;
-    *done = inputs ? made_no_node(tape) : FAILED;
-    if (*done == DONE)
-        *done = look_around(tape, 0, &stack);
-    if (*done == DONE && tape->looks_in) {
-        *done = hide(tape, &context);
-        if (*done == DONE)
-            *done = append_arguments(tape, inputs, args, kwargs);
-        show(context);
-        context = NULL;
+    Py_CLEAR(noted->operator);
+    Py_CLEAR(noted->place);
+    Py_CLEAR(noted->given);
+    Py_CLEAR(noted->base);
+}
+
+/* Note what is known of an operator before it runs. */
+static int begin_noted(Tape *tape, PyObject *entry, PyObject *args, PyObject *kwargs, Noted *noted)
+{
+    PyObject *context = NULL;
+    *noted = (Noted){.operator= PyTuple_GetItem(entry, 2), .makes_views = PyTuple_GetItem(entry, 3) == Py_True};
+    Py_INCREF(noted->operator);
+    int done;
+    if (noted->makes_views) {
+        done = (kwargs && PyDict_Size(kwargs)) || !PyTuple_Size(args) ? REFUSED : look_around(tape, 1, &noted->place);
+        if (done == DONE)
+            done = (noted->given = plain_arguments(tape, args)) ? DONE : REFUSED;
+        if (done == DONE)
+            Py_INCREF(noted->base = PyTuple_GetItem(args, 0));
+    } else {
+        done = (noted->given = PyList_New(0)) ? made_no_node(tape) : FAILED;
+        if (done == DONE)
+            done = look_around(tape, 0, &noted->place);
+        if (done == DONE && tape->looks_in) {
+            done = hide(tape, &context);
+            if (done == DONE)
+                done = append_arguments(tape, noted->given, args, kwargs);
+            show(context);
+        }
     }
-    if (*done == DONE) {
-        result = PyObject_Call(PyTuple_GetItem(entry, 1), args, kwargs);
-        PyErr_Fetch(&kind, &value, &trace);
-        int noted = result ? hide(tape, &context) : REFUSED;
-        if (noted == DONE)
-            noted = (outputs = PyList_New(0)) ? DONE : FAILED;
-        tape->inputs = inputs;
-        if (noted == DONE && tape->looks_out)
-            noted = is_all(tape, result, 1) == 1 ? append_leaves(tape, outputs, NULL, result, 1, 0) : REFUSED;
+    if (done != DONE)
+        drop_noted(noted);
+    return done;
+}
+
+/* Append the event of an operator that has run. `result`: NULL if it raised. What an operator that is none of views has left
+   is found out later if it can't be noted here. */
+static int end_noted(Tape *tape, Noted *noted, PyObject *result)
+{
+    if (noted->makes_views && !result)
+        return DONE;
+    PyObject *context = NULL, *found = NULL;
+    int done = result ? hide(tape, &context) : REFUSED;
+    if (done == DONE)
+        done = (found = PyList_New(0)) ? DONE : FAILED;
+    if (done == DONE && noted->makes_views)
+        done = append_views(tape, found, noted->base, result);
+    else if (done == DONE && tape->looks_out) {
+        tape->inputs = noted->given;
+        done = is_all(tape, result, 1) == 1 ? append_leaves(tape, found, NULL, result, 1, 0) : REFUSED;
         tape->inputs = NULL;
-        show(context);
-        forget_error();
-        /* None: it raised. False: its end is reported later */
-        PyObject *left = noted == DONE ? outputs : result ? Py_False : Py_None;
-        const int written = append_event(tape, PyTuple_Pack(5, operator, stack, inputs, left, Py_None));
-        forget_error();
-        PyErr_Restore(kind, value, trace);
-        if (result && (noted != DONE || written != DONE))
-            result = report(mode, end_slowly, operator, args, kwargs, result);
     }
-    Py_XDECREF(stack);
-    Py_XDECREF(inputs);
-    Py_XDECREF(outputs);
+    show(context);
+    forget_error();
+    int written = done;
+    if (!noted->makes_views) {
+        /* None: it raised. False: its end is reported later */
+        PyObject *left = done == DONE ? found : result ? Py_False : Py_None;
+        written = append_event(tape, PyTuple_Pack(5, noted->operator, noted->place, noted->given, left, Py_None));
+    } else if (done == DONE)
+        written = append_event(tape, PyTuple_Pack(4, noted->operator, noted->place, noted->given, found));
+    Py_XDECREF(found);
+    forget_error();
+    return done == DONE && written == DONE ? DONE : result ? REFUSED : DONE;
+}
+
+/* Run an operator, and note it. */
+static PyObject *run_noted(PyObject *mode, Tape *tape, PyObject *entry, PyObject *args, PyObject *kwargs, int *done)
+{
+    Noted noted;
+    PyObject *kind, *value, *trace;
+    *done = begin_noted(tape, entry, args, kwargs, &noted);
+    if (*done != DONE)
+        return NULL;
+    PyObject *result = PyObject_Call(PyTuple_GetItem(entry, 1), args, kwargs);
+    PyErr_Fetch(&kind, &value, &trace);
+    const int ended = end_noted(tape, &noted, result);
+    PyErr_Restore(kind, value, trace);
+    if (ended != DONE)
+        result = report(mode, noted.makes_views ? note_slowly : end_slowly, noted.operator, args, kwargs, result);
+    drop_noted(&noted);
     return result;
 }
 
@@ -382,7 +410,7 @@ static PyObject *gate_dispatch(PyObject *mode, PyObject *const *given, Py_ssize_
     PyObject *entry = done == DONE ? at_address(tape->operators, given[0]) : NULL;
     if (entry) {
         Py_INCREF(entry);
-        result = (PyTuple_GetItem(entry, 3) == Py_True ? run_view : run_operator)(mode, tape, entry, given[2], kwargs, &done);
+        result = run_noted(mode, tape, entry, given[2], kwargs, &done);
         Py_DECREF(entry);
     } else
         done = REFUSED;
@@ -393,6 +421,42 @@ static PyObject *gate_dispatch(PyObject *mode, PyObject *const *given, Py_ssize_
     return PyObject_CallMethodObjArgs(mode, slowly, count > 0 ? given[0] : NULL, count > 1 ? given[1] : NULL,
                                       count > 2 ? given[2] : NULL, count > 3 ? given[3] : NULL, NULL);
 }
+
+/* -- for observer.cpp, see notes.h ---------------------------------------------------------------- */
+
+static void *offer_begin(PyObject *object, PyObject *func, PyObject *args, PyObject *kwargs)
+{
+    Tape *tape = (Tape *)object;
+    int done = Py_TYPE(object) == tape_type && tape->operators ? is_open(tape) : REFUSED;
+    PyObject *entry = done == DONE ? at_address(tape->operators, func) : NULL;
+    Noted *noted = entry ? PyMem_Calloc(1, sizeof *noted) : NULL;
+    if (noted && begin_noted(tape, entry, args, kwargs, noted) != DONE) {
+        PyMem_Free(noted);
+        noted = NULL;
+    }
+    forget_error();
+    return noted;
+}
+
+static int offer_end(PyObject *object, void *noted, PyObject *result)
+{
+    const int done = end_noted((Tape *)object, noted, result);
+    drop_noted(noted);
+    PyMem_Free(noted);
+    return done == DONE;
+}
+
+static int offer_makes_views(void *noted)
+{
+    return ((Noted *)noted)->makes_views;
+}
+
+static void offer_use(const Torch *given)
+{
+    torch = given;
+}
+
+static const Notes notes = {NOTES_VERSION, offer_begin, offer_end, offer_makes_views, offer_use};
 
 /* watch(operators, kinds, numbers, lines, weights, clock, looks_in, looks_out): what a gate needs to know.
 

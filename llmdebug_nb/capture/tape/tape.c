@@ -4,21 +4,22 @@
    A tensor is measured where it lies, see also device.h, and becomes a `Seen`; of other leaves the value is kept, or the class. What calls these
    are, and the rows, is found out when the tape is played. Whatever is unusual is refused: `begin` and `end` then return
    False, the tape is as it was, and the caller goes the long way. What a tensor is comes from DLPack's C exchange API, a
-   function that torch hands out; no headers of torch are needed. Python's lock is held throughout. */
+   function that torch hands out; no headers of torch are needed. Where observer.cpp was built, torch itself tells it, which
+   takes less time. Python's lock is held throughout. */
 
 #define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "../../core/kernels/summary.h"
-#include "../../core/kernels/tensor.h"
+#include "notes.h"
 
 #include <string.h>
 #ifndef _WIN32
 #include <pthread.h>
 #endif
 
-enum { VERSION = 6 /* as in native.py */ };
+enum { VERSION = 7 /* as in native.py */ };
 enum { REFUSED = 0, DONE = 1, FAILED = -1 };
 enum { READ = 0x100 /* PyBUF_READ, which 3.10's stable headers lack */ };
 enum { SCRATCH = 64 << 10, LARGE = 4 << 10, MANY = 1 << 21 /* as in native.py of the kernels */, KNOWN = 1 << 10, DEPTH = 8, SLOTS = 16, MOST = 4096 };
@@ -31,6 +32,7 @@ static PyObject *version_name, *cpu_text;
 static PyObject *slot_texts[SLOTS];
 static PyTypeObject *seen_type, *tape_type;
 static unsigned long generation; /* counts forks: a child does not write on its parent's tape */
+static const Torch *torch;       /* NULL: it is asked through Python */
 
 static void forked(void)
 {
@@ -389,45 +391,58 @@ static unsigned char *packed_data(Tape *tape, unsigned char *data, const Tensor 
 
 #include "device.h"
 
-/* Fill in what a tensor is. The number of an output's storage is reserved, on a device that of an input's, too.
-   `values`: they are wanted, not only the place. */
-static int look(Tape *tape, Seen *seen, PyObject *tensor, int is_output, int values)
+/* Find out where a tensor lies. `*object`: its storage, if Python was asked; the caller takes the reference. */
+static int find_facts(Tape *tape, PyObject *tensor, Facts *facts, PyObject **object)
 {
-    Tensor t;
-    Weight now;
-    PyObject *key = NULL;
+    *object = NULL;
+    if (torch && torch->facts(tensor, facts) == 0)
+        return DONE;
     PyObject *negative = PyObject_CallMethodObjArgs(tensor, is_neg, NULL);
     Py_XDECREF(negative);
     if (negative != Py_False)
         return negative ? REFUSED : FAILED;
-    if (tape->view(tensor, &t) != 0)
+    if (tape->view(tensor, &facts->tensor) != 0)
         return FAILED;
-    const int64_t kind = kind_of(&t), item = t.dtype.bits / 8;
-    const int there = t.device.type == CUDA && tape->devices;
+    PyObject *storage = *object = PyObject_CallMethodObjArgs(tensor, untyped_storage, NULL);
+    facts->room = storage ? ask(storage, nbytes_name) : -1;
+    facts->offset = storage ? ask(tensor, storage_offset) : -1;
+    return PyErr_Occurred() ? FAILED : DONE;
+}
+
+/* Return the number of a tensor's storage; reserved, nobody else gets it until it is released. */
+static PyObject *storage_number(PyObject *tensor, const Facts *facts, PyObject *object, int reserved)
+{
+    if (!object)
+        return PyLong_FromLongLong(reserved ? torch->reserve(tensor) : facts->storage);
+    return reserved ? PyObject_CallMethodObjArgs(object, weak_ref, NULL) : PyObject_GetAttr(object, cdata);
+}
+
+/* See `look`. `object`: the storage, see `find_facts`. */
+static int look_at(Tape *tape, Seen *seen, PyObject *tensor, const Facts *facts, PyObject *object, int is_output, int values)
+{
+    const Tensor *t = &facts->tensor;
+    Weight now;
+    PyObject *key = NULL;
+    const int64_t kind = kind_of(t), item = t->dtype.bits / 8;
+    const int there = t->device.type == CUDA && tape->devices;
     const int reserved = is_output || (there && values);
-    if ((t.device.type != CPU && !there) || kind < 0 || t.ndim > MOST_DIMS || t.data == NULL)
+    if ((t->device.type != CPU && !there) || kind < 0 || t->ndim > MOST_DIMS || t->data == NULL)
         return REFUSED;
     int64_t numel = 1, reach = 1, packed = 1;
-    for (int dim = t.ndim - 1; dim >= 0; dim--) {
-        if (t.shape[dim] <= 0 || t.shape[dim] > ENDLESS / numel || t.strides[dim] < 0)
+    for (int dim = t->ndim - 1; dim >= 0; dim--) {
+        if (t->shape[dim] <= 0 || t->shape[dim] > ENDLESS / numel || t->strides[dim] < 0)
             return REFUSED;
-        packed &= t.shape[dim] == 1 || t.strides[dim] == numel;
-        numel *= t.shape[dim];
-        reach += (t.shape[dim] - 1) * t.strides[dim];
-        seen->shape[dim] = t.shape[dim];
-        seen->strides[dim] = t.strides[dim];
+        packed &= t->shape[dim] == 1 || t->strides[dim] == numel;
+        numel *= t->shape[dim];
+        reach += (t->shape[dim] - 1) * t->strides[dim];
+        seen->shape[dim] = t->shape[dim];
+        seen->strides[dim] = t->strides[dim];
     }
-    seen->kind = kind, seen->ndim = t.ndim;
-    PyObject *storage = PyObject_CallMethodObjArgs(tensor, untyped_storage, NULL);
-    if (!storage)
-        return FAILED;
-    const int64_t room = ask(storage, nbytes_name), offset = seen->offset = ask(tensor, storage_offset);
-    if (PyErr_Occurred() || (offset + reach) * item > room) {
-        Py_DECREF(storage);
-        return PyErr_Occurred() ? FAILED : REFUSED; /* its memory was freed, as FSDP does */
-    }
-    seen->storage = reserved ? PyObject_CallMethodObjArgs(storage, weak_ref, NULL) : PyObject_GetAttr(storage, cdata);
-    Py_DECREF(storage);
+    seen->kind = kind, seen->ndim = t->ndim;
+    const int64_t room = facts->room, offset = seen->offset = facts->offset;
+    if ((offset + reach) * item > room)
+        return REFUSED; /* its memory was freed, as FSDP does */
+    seen->storage = storage_number(tensor, facts, object, reserved);
     if (!seen->storage)
         return FAILED;
     if (reserved) {
@@ -437,8 +452,8 @@ static int look(Tape *tape, Seen *seen, PyObject *tensor, int is_output, int val
     if (!values)
         return DONE;
     if (there)
-        return measure_there(tape, seen, tensor, &t, numel, reach);
-    unsigned char *data = (unsigned char *)t.data + t.byte_offset;
+        return measure_there(tape, seen, tensor, t, numel, reach);
+    unsigned char *data = (unsigned char *)t->data + t->byte_offset;
     const int64_t nbytes = numel * item;
     const int large = tape->weights && nbytes > SMALL_WEIGHT
                       && is_weight(tape, seen, tensor, data, room - offset * item, &now, &key);
@@ -446,7 +461,7 @@ static int look(Tape *tape, Seen *seen, PyObject *tensor, int is_output, int val
     if (large && !(is_output && is_written(tape, seen)) && is_known(tape, key, &now))
         seen->digest = now.digest, seen->summary = now.summary;
     else if (done == DONE) {
-        unsigned char *elements = packed_data(tape, data, &t, (int)packed, nbytes);
+        unsigned char *elements = packed_data(tape, data, t, (int)packed, nbytes);
         done = elements ? measure(tape, seen, elements, nbytes) : REFUSED;
         if (done == DONE && large) {
             now.digest = seen->digest, now.summary = seen->summary;
@@ -458,6 +473,19 @@ static int look(Tape *tape, Seen *seen, PyObject *tensor, int is_output, int val
         }
     }
     Py_XDECREF(key);
+    return done;
+}
+
+/* Fill in what a tensor is. The number of an output's storage is reserved, on a device that of an input's, too.
+   `values`: they are wanted, not only the place. */
+static int look(Tape *tape, Seen *seen, PyObject *tensor, int is_output, int values)
+{
+    Facts facts;
+    PyObject *object;
+    int done = find_facts(tape, tensor, &facts, &object);
+    if (done == DONE)
+        done = look_at(tape, seen, tensor, &facts, object, is_output, values);
+    Py_XDECREF(object);
     return done;
 }
 
@@ -870,7 +898,9 @@ PyMODINIT_FUNC PyInit__tape(void)
     tape_type = (PyTypeObject *)tape;
     Py_INCREF(tape_type);
     Py_INCREF(seen_type);
-    if (PyModule_AddObject(module, "Seen", (PyObject *)seen_type) != 0)
+    PyObject *offered = PyCapsule_New((void *)&notes, "_tape.notes", NULL);
+    if (PyModule_AddObject(module, "Seen", (PyObject *)seen_type) != 0 || !offered
+        || PyModule_AddObject(module, "notes", offered) != 0)
         return NULL;
 #ifndef _WIN32
     static int watched;
