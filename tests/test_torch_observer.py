@@ -89,7 +89,7 @@ def rows(path, name, model, call, context=torch.no_grad, **options):
     with context(), ld.dump(model, name=name, path=path, **options) as run:
         outputs = [call(model), call(model)]
     assert run.info()["complete"]
-    assert not run.info().get("problems")
+    assert not run.meta.get("problems")
     return tables(run), outputs
 
 
@@ -511,6 +511,18 @@ def test_a_place_that_can_not_be_looked_at_is_a_reason_and_no_error(broken, monk
             torch_observer.place().chmod(0o700)
         torch_observer._load.cache_clear()
         assert torch_observer.why_not() is None
+
+
+def test_an_operator_that_is_lost_is_a_problem_of_the_dump(tmp_path, monkeypatch):
+    def find(mode, name, overload):
+        mode.lost(f"{name} is unknown")
+
+    monkeypatch.setattr(NotingMode, "find", find)
+    options = {"mode": "module+aten", "stats_only": True, "tokens": "all", "path": tmp_path}
+    model = Called(lambda x: torch.special.i1e(x))
+    with torch.no_grad(), ld.dump(model, name="run", **options) as run:
+        model(torch.ones(3, 4))
+    assert "aten::special_i1e is unknown" in str(run.meta["problems"])
 
 
 class Late(Exception):

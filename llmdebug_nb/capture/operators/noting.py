@@ -197,3 +197,11 @@ class NotingMode(_Gate, AtenMode):  # type: ignore[misc, no-untyped-call]
         operator = self._kinds.aten(func)
         if operator is not None:
             (self._note_slowly if makes_views else self._end_slowly)(operator, args, kwargs, result)
+
+    def lost(self, why: str) -> None:
+        """Count an operator that could not be recorded as a problem of the dump."""
+        self._listener.guarded(_fail, why)
+
+
+def _fail(why: str) -> None:
+    raise RuntimeError(why)

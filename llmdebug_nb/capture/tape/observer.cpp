@@ -360,15 +360,19 @@ void put_off()
     Py_XDECREF(trace);
 }
 
-/* Do a part of our own work: what C++ throws in it ends it, and never reaches the program. */
-template <typename Work> void attempt(Work work)
+/* Do a part of our own work: what C++ throws in it ends it, is told, and never reaches the program. */
+template <typename Work> void attempt(PyObject *observed, Work work)
 {
     try {
         work();
     } catch (py::error_already_set &error) {
         error.restore();
         put_off();
-    } catch (const std::exception &) {
+    } catch (const std::exception &error) {
+        PyObject *told = PyObject_CallMethod(observed, "lost", "s", error.what());
+        if (!told)
+            put_off();
+        Py_XDECREF(told);
     }
 }
 
@@ -414,7 +418,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction &call)
     running->results = op.handle->schema().returns().size();
     here->inside = true;
     const Locked locked;
-    attempt([&] { begin(*running, op, call); });
+    attempt(here->observed, [&] { begin(*running, op, call); });
     if (!running->noted && !running->call) { /* nobody waits for its end */
         running->watcher->inside = false;
         drop(running.get());
@@ -461,7 +465,7 @@ void on_end(const at::RecordFunction &call, at::ObserverContext *context)
     const Locked locked;
     PyObject *result = nullptr;
     if (std::uncaught_exceptions() <= running->exceptions)
-        attempt([&] {
+        attempt(running->watcher->observed, [&] {
             const c10::ArrayRef<const IValue> outputs(call.outputs().data(), call.outputs().size());
             result = result_of(last_of(outputs, running->results));
         });
