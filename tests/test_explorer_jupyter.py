@@ -181,6 +181,8 @@ def test_a_runs_explorer_follows_the_theme_survives_a_reload_and_says_if_its_ker
     expect(page.locator(".llmdebug-step[aria-current]")).to_contain_text(
         "2 forward", timeout=60_000
     )
+    # until its kernel is connected, the notebook shows what it was saved with
+    expect(page.locator(".llmdebug-saved")).to_have_count(0, timeout=60_000)
     expect(total).to_have_text("2 records")
     expect(page.locator(".llmdebug-place")).to_contain_text("output[0]")
 

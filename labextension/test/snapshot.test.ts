@@ -46,7 +46,11 @@ async function output(data: object = { data: 'packed' }, answers: ('widget' | 'n
   };
   renderSnapshots(lab as unknown as JupyterFrontEnd, registry as never, t);
   const notebook = new Widget();
-  const rendermime = { mimeTypes: answers.length ? [LIVE] : [], createRenderer };
+  const rendermime = {
+    mimeTypes: answers.length ? [LIVE] : [],
+    getFactory: () => rendermime,
+    createRenderer,
+  };
   Object.assign(notebook, { content: { rendermime } });
   lab.shell.add(notebook, 'main');
   Widget.attach(notebook, document.body);

@@ -8,16 +8,14 @@ import type { JupyterFrontEnd } from '@jupyterlab/application';
 import type { IRenderMime, IRenderMimeRegistry } from '@jupyterlab/rendermime';
 import { Widget } from '@lumino/widgets';
 import { drawSaved } from '../page/draw';
+import { LiveWidget, widgetOf, type Document } from './live_widget';
 import type { Strings } from './strings';
 
 const TYPE = 'application/vnd.llmdebug.explorer+json';
-const LIVE = 'application/vnd.jupyter.widget-view+json';
 /** Before the widget manager's renderer, which has -10. */
 const RANK = -20;
 /** Milliseconds in which a live widget is drawn, so that no snapshot flashes up before it. */
 const PATIENCE = 600;
-/** Milliseconds between the tries to find the live widget, which double. */
-const [FIRST, LAST] = [400, 60_000];
 /** Characters of a snapshot: several times what we write. */
 const LARGEST = 2_000_000;
 
@@ -29,9 +27,6 @@ export function renderSnapshots(app: JupyterFrontEnd, registry: IRenderMimeRegis
   );
 }
 
-/** A document that renders outputs, as a notebook does. */
-type Document = Widget & { content?: { rendermime?: IRenderMimeRegistry } };
-
 /** Return the packed snapshot of an output; '' for none. */
 function textOf(model: IRenderMime.IMimeModel): string {
   const data = model.data[TYPE] as { data?: unknown } | undefined;
@@ -39,19 +34,21 @@ function textOf(model: IRenderMime.IMimeModel): string {
 }
 
 function isSame(one: IRenderMime.IMimeModel, other: IRenderMime.IMimeModel): boolean {
-  const widgets = [one, other].map(model => JSON.stringify(model.data[LIVE]));
-  return textOf(one) === textOf(other) && widgets[0] === widgets[1];
+  return textOf(one) === textOf(other) && widgetOf(one) === widgetOf(other);
 }
 
 class Snapshot extends Widget implements IRenderMime.IRenderer {
   private model?: IRenderMime.IMimeModel;
   private drawn?: () => void;
-  private live?: IRenderMime.IRenderer;
   private timer?: ReturnType<typeof setTimeout>;
-  private observer = new MutationObserver(() => this.change());
   /** How often drawing began: an output is rendered again when it is trusted, or updated. */
   private round = 0;
   private saved = document.createElement('div');
+  private live = new LiveWidget(
+    this.node,
+    () => this.document,
+    () => this.undraw(),
+  );
 
   constructor(
     private app: JupyterFrontEnd,
@@ -61,64 +58,33 @@ class Snapshot extends Widget implements IRenderMime.IRenderer {
     this.node.append(this.saved);
   }
 
-  async renderModel(model: IRenderMime.IMimeModel): Promise<void> {
+  renderModel(model: IRenderMime.IMimeModel): Promise<void> {
     const same = this.model && isSame(this.model, model);
     this.model = model;
-    if (this.isAttached && !(same && this.round)) await this.draw();
+    if (this.isAttached && !(same && this.round)) this.draw(model);
+    return Promise.resolve();
   }
 
   dispose(): void {
     if (this.isDisposed) return;
     clearTimeout(this.timer);
-    this.observer.disconnect();
+    this.live.dispose();
     this.drawn?.();
-    this.live?.dispose();
     super.dispose();
   }
 
   protected onAfterAttach(): void {
-    if (this.model && !this.round) void this.draw();
+    if (this.model && !this.round) this.draw(this.model);
   }
 
-  private get isLive(): boolean {
-    return this.live !== undefined && this.live.node.childElementCount > 0;
-  }
-
-  private async draw(): Promise<void> {
+  private draw(model: IRenderMime.IMimeModel): void {
     const round = ++this.round;
     clearTimeout(this.timer);
-    this.live?.dispose();
-    this.live = undefined;
-    this.timer = setTimeout(() => !this.isLive && void this.drawSnapshot(round), PATIENCE);
-    for (let pause = FIRST; pause < LAST && !this.isDisposed && !this.isLive; pause *= 2) {
-      if (round !== this.round) return;
-      this.ask();
-      await new Promise(done => setTimeout(done, pause));
-    }
+    this.timer = setTimeout(() => !this.live.isDrawn && void this.drawSnapshot(round), PATIENCE);
+    this.live.find(model);
   }
 
-  /**
-   * Ask the widget manager, which draws an element, or says that it knows no such widget.
-   *
-   * It may say so too early, before it has read its models, and never tries again.
-   */
-  private ask(): void {
-    const { model } = this;
-    const rendermime = this.document?.content?.rendermime;
-    if (!model || !(LIVE in model.data) || !rendermime?.mimeTypes.includes(LIVE)) return;
-    this.observer.disconnect();
-    this.live?.dispose();
-    const live = (this.live = rendermime.createRenderer(LIVE));
-    live.node.hidden = true;
-    this.observer.observe(live.node, { childList: true });
-    this.node.append(live.node);
-    void live.renderModel(model).then(() => this.change()); // without a manager it never ends
-  }
-
-  /** Show the widget as soon as it is drawn. */
-  private change(): void {
-    if (!this.live || !this.isLive) return;
-    this.live.node.hidden = false;
+  private undraw(): void {
     this.drawn?.();
     this.drawn = undefined;
     this.saved.replaceChildren();
@@ -131,10 +97,10 @@ class Snapshot extends Widget implements IRenderMime.IRenderer {
       this.drawn?.();
       this.drawn = undefined;
       const undraw = await drawSaved(this.saved, text);
-      if (this.isLive || this.isDisposed || round !== this.round) undraw();
+      if (this.live.isDrawn || this.isDisposed || round !== this.round) undraw();
       else this.drawn = undraw;
     } catch {
-      if (!this.isLive && round === this.round) this.fail();
+      if (!this.live.isDrawn && round === this.round) this.fail();
     }
   }
 
