@@ -179,5 +179,5 @@ def test_the_storage_of_a_settled_tensor_is_no_other_tensors_as_long_as_the_root
         del values
         # takes the memory, and the number, that were given back
         recorder.record_tensor(call, "input", "0", torch.zeros(64))
-    producers = [row[AT["producer"]] for row in recorder._rows if row[AT["role"]] == "input"]
+    producers = [row[AT["producer"]] for row in recorder.hand.records if row[AT["role"]] == "input"]
     assert producers == [None] * 50

@@ -16,11 +16,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import llmdebug_nb as ld
 from llmdebug_nb.capture.operators import call_stacks
 from llmdebug_nb.capture.operators.modes import AtenMode
-from llmdebug_nb.capture.tape import native
+from llmdebug_nb.capture.tape import native, torch_observer
 from models import llama
 from test_tape import off, played, tables
 
 pytestmark = pytest.mark.skipif(native.tape(False) is None, reason="the tape was not built")
+
+
+@pytest.fixture(autouse=True)
+def noted_by_a_mode(monkeypatch):
+    """What torch's own observer tells is tested in test_torch_observer.py."""
+    monkeypatch.setattr(torch_observer, "observer", lambda: None)
 
 
 class Views(torch.nn.Module):

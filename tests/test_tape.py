@@ -119,14 +119,15 @@ def test_with_and_without_it_all_rows_are_equal(options, tmp_path, monkeypatch):
 def played(monkeypatch):
     """Return a list that gets all events that are played from now on."""
     noted = []
-    play = player.Player._play_events
+    play = player.Player._play
 
-    def count(self, events):
-        every = list(events)
-        noted.extend(every)
-        return play(self, iter(every))
+    def count(self):
+        events = self.tape.take()
+        noted.extend(events)
+        self._waiting += events
+        play(self)
 
-    monkeypatch.setattr(player.Player, "_play_events", count)
+    monkeypatch.setattr(player.Player, "_play", count)
     return noted
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.signatures import Parameters
@@ -64,6 +64,14 @@ def innermost(calls: Mapping[str, OpenCall], module: str) -> OpenCall | None:
     return next((calls[path] for path in (module, *ancestors(module)) if path in calls), None)
 
 
+class Counts(NamedTuple):
+    """The counters of a step: see `_Numbers`, whose own they are."""
+
+    numbers: dict[str, int]
+    children: dict[tuple[str, str], int]
+    ids: dict[tuple[str, int], str]
+
+
 class _Numbers:
     """The numbers of the calls of one step: by path, and in the tree of calls.
 
@@ -86,6 +94,10 @@ class _Numbers:
     def begin_call(self) -> None:
         """Begin a root call, of the same step or of another one."""
         self._recomputed.clear()
+
+    def counts(self) -> Counts | None:
+        """Return the counters; None if calls are also numbered as msit does."""
+        return Counts(self._next, self._children, self.ids) if self.part_ids is None else None
 
     def upcoming(self, path: str) -> int:
         """Return the number that the next call of a path will have."""
@@ -167,6 +179,10 @@ class ThreadState(threading.local):
     def end(self) -> None:
         self.after_recorded, self.recording = self.recording, False
         self.open_calls.clear()
+
+    def counts(self) -> Counts | None:
+        """Return what calls are numbered with, for who numbers them itself; see `_Numbers`."""
+        return self._numbers.counts()
 
     def count(self, path: str) -> int:
         """Return the number of the call of a path that begins now, and count it."""

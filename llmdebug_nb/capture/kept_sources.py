@@ -49,7 +49,8 @@ class KeptSources:
     ) -> int:
         """Return the number of a call stack, innermost frame first; equal stacks share one.
 
-        ``code``: the line of each frame; if it is not given, it is read now, with the functions.
+        ``code``: the line of each frame, whose file is `named`; if it is not given, the lines are
+        read now, with the functions.
         ``inside``: how many frames there are to the module's forward.
         """
         key = tuple(frames), inside
@@ -61,8 +62,8 @@ class KeptSources:
                     code = list(map(code_of, frames))
                     for frame in filter(None, map(Frame.read, frames)):
                         self._keep(frame.file, frame.function, frame.line)
-                names = json.dumps(list(map(place_of, frames)))
-                self.stacks.append((number, names, json.dumps(code), inside))
+                    frames = list(map(place_of, frames))
+                self.stacks.append((number, json.dumps(frames), json.dumps(code), inside))
             return number
 
     def keep_function(self, code: CodeType, line: int) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from llmdebug_nb.capture.compat import pytorch
-from llmdebug_nb.capture.geometry import Key, identity
+from llmdebug_nb.capture.geometry import Key, identity, on_host
 from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.kernels.raw import memory_at
 
@@ -24,7 +24,8 @@ class KnownWeights:
         self._rows: dict[Key, tuple[bytes, Row]] = {}  # with a sample of the weight
 
     def add(self, weight: torch.Tensor) -> None:
-        storage = pytorch.storage_of(weight)
+        """Add a weight, unless it lies on a device."""
+        storage = pytorch.storage_of(weight) if on_host(weight) else None
         if storage is not None:
             self.storages.setdefault(storage.cdata, storage)
 

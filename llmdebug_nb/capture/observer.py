@@ -85,20 +85,20 @@ class Observer:
             self.record = functools.partial(record_both, self.record, reference.record)
         self._roles = options.roles
         self._forward = "forward" in options.phases
-        self._modules = options.records_modules and not options.logits
+        self.records_modules = options.records_modules and not options.logits
         self._filtered = bool(options.layers or options.types)
         self._inputs_before = options.time != 1
         # role of inputs as the call has left them
         self._role_after = {1: "input", 2: "after"}.get(options.time)
         self._check = recorder if isinstance(recorder, CheckingRecorder) else None
         self._forwards = ForwardOperators()
-        check, parts = self._check, (thread, self._forwards, self._modules, self.backward)
+        check, parts = self._check, (thread, self._forwards, self.records_modules, self.backward)
         self.passing = None if check is None else Passing(check, *parts)
         self.ranks = Ranks(self, recorder, options, operators)
         self._gradients = Gradients(self._roles, self.guarded, self.record_gradient)
         self.weights = ModuleWeights(self, recorder, options, self._gradients)
         self._call_stacks = CallStacks.of(recorder) if options.sources else None
-        self._signatures = Signatures()
+        self.signatures = Signatures()
         alone = check is None and reference is None and profile is None
         parts_of_player = self, recorder, guard, options, self._call_stacks
         self.player = Player.of(*parts_of_player) if alone else None
@@ -202,14 +202,14 @@ class Observer:
         if self._profile is not None:
             self._profile.begins(call)
         call.selected = selected or (parent is not None and parent.selected)
-        call.recorded = selected and self._modules and self.names.selects(call)
+        call.recorded = selected and self.records_modules and self.names.selects(call)
         if call.recorded and self._check is None:
-            call.parameters = self._signatures.of(module)
+            call.parameters = self.signatures.of(module)
         return call
 
     def looks_at(self, selected: bool) -> tuple[bool, bool]:
         """Return whether the inputs and outputs of a module are recorded."""
-        recorded = selected and self._modules
+        recorded = selected and self.records_modules
         return recorded and "input" in self._roles, recorded and "output" in self._roles
 
     def end_module(self, call: OpenCall, output: object) -> None:

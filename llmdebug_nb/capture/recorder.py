@@ -30,14 +30,12 @@ from llmdebug_nb.capture.known_weights import KnownWeights
 from llmdebug_nb.capture.operators.view_chains import ViewChains
 from llmdebug_nb.capture.payload import NotKept, Policy
 from llmdebug_nb.capture.placements import Placements
-from llmdebug_nb.capture.rows import NO_NUMBERS, Numbers, Settled, Site, row_of
+from llmdebug_nb.capture.rows import MANY, NO_NUMBERS, Hand, Numbers, Settled, Site, row_of
 from llmdebug_nb.capture.signatures import argument_of
 from llmdebug_nb.capture.sink import Bytes, RecordedCall, Sink
 from llmdebug_nb.capture.tape import native
-from llmdebug_nb.capture.tape.native import Seen
 from llmdebug_nb.capture.waiting_rows import WaitingRows
 from llmdebug_nb.capture.walk import scalar_text
-from llmdebug_nb.core.batches import Batch, ScalarRow
 from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.errors import StoreError
 from llmdebug_nb.core.kernels import summary as kernel
@@ -46,8 +44,6 @@ from llmdebug_nb.core.kernels.raw import dtype_name, memory, plain, to_bytes, un
 from llmdebug_nb.core.masking import masked
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import RootCall, View
-
-_MANY = 4096  # rows in hand before they are committed, also in the middle of a root call
 
 T = TypeVar("T")
 
@@ -67,25 +63,21 @@ class Recorder:
         self.records = self.kept = self.distinct = 0
         self.lost: Counter[str] = Counter()
         self.failure: StoreError | None = None
-        self.watch: Callable[[list[Row]], None] = lambda made: None
+        self.watch: Callable[[list[Row]], None] | None = None
         self._policy = Policy(options, sink.shortage)
         other = options.fingerprint != ALGORITHM
         self._shown_fingerprint = ALGORITHMS[options.fingerprint] if other else None
         self._lock = threading.RLock()
-        self._rows: list[Row] = []
-        self._operators: list[Row] = []
-        self._call_ids: list[tuple[int, str, int, str]] = []
+        self.hand = Hand()
         self.sources = KeptSources(options.sources, self._lock)
         self._chains = ViewChains()
-        self._scalars: list[ScalarRow] = []
         self._by_content: dict[Key, Row] = {}  # XXH3, dtype, shape -> the row that describes it
         self.weights = KnownWeights()
         # storage number -> the record of the last output in it
         self._producers: dict[int | None, int] = {}
         self._settled: dict[int, Settled] = {}  # by id, of one root call
         self._reserved: list[int] = []  # storage numbers that no other storage may take meanwhile
-        self._seen_class = native.seen_class()
-        self._seen: list[Seen] = []  # outputs, which reserve those of their storages
+        self._seen: list[native.Seen] = []  # outputs, which reserve those of their storages
         self.devices = WaitingRows(native.eye())
         self._uncounted = False  # the tensor at hand may have changed without a new version
         self._placements = Placements(sink)
@@ -110,12 +102,11 @@ class Recorder:
         """Record values that are no tensors: slots, types and texts, in which nothing is masked."""
         place = call.root_call, call.path, call.number, role
         with self._lock:
-            self._scalars += [(*place, *value, call.phase) for value in values]
+            self.hand.scalars += [(*place, *value, call.phase) for value in values]
 
     def record_tensor(
-        self, call: RecordedCall, role: str, slot: str, tensor: torch.Tensor,
-        phase: str = "forward",
-    ) -> None:  # fmt: skip
+        self, call: RecordedCall, role: str, slot: str, tensor: torch.Tensor, phase: str = "forward"
+    ) -> None:
         """Record a tensor as it is now. One that can't be kept raises nothing; it is counted."""
         with self._lock:
             settled = self._settled.get(id(tensor))
@@ -144,23 +135,24 @@ class Recorder:
                 self._reserved.append(place)
             self._write_row(tensor, place, (number, call, phase, role, slot), (views, placed))
 
-    def _seen_at_once(self, role: str, tensor: torch.Tensor) -> Seen | None:
+    def _seen_at_once(self, role: str, tensor: torch.Tensor) -> native.Seen | None:
         """Return what C makes of a tensor; None if more is wanted, or something is unusual."""
         more = self._policy.wanted or self._shown_fingerprint or self.weights.storages
+        anew = self._uncounted or not self.devices.recognizes
         if more or pytorch.is_wrapped(tensor):
             return None
-        anew = self._uncounted or not self.devices.recognizes
         return self.devices.eye.look(tensor, role == "output", anew)
 
     def record_seen(
         self, call: RecordedCall, role: str, leaves: Iterable[Leaf], phase: str = "forward"
     ) -> None:
         """Record inputs, outputs or gradients of a call, as the tape has them."""
-        seen_class, producers, is_output = self._seen_class, self._producers, role == "output"
+        seen_class, producers, is_output = native.seen_class(), self._producers, role == "output"
         arguments = call.parameters if rows.is_of_input(call, phase, role) else None
         views = phase == "forward" and self._chains.storages
         place = call.root_call, call.path, call.number
         with self._lock:
+            made, scalars = self.hand.records, self.hand.scalars
             for slot, leaf in leaves:
                 if isinstance(leaf, seen_class):
                     number, storage = self.records, leaf.storage
@@ -172,16 +164,29 @@ class Recorder:
                         argument_of(slot, arguments) if arguments else None,
                         self._chains.number_of_seen(leaf, is_output) if views else None, None,
                     ]  # fmt: skip
-                    self._rows.append(row)
+                    made.append(row)
                     if device != "cpu":
                         self.devices.add(row, leaf)
                     if is_output:
                         producers[storage] = number
                         self._seen.append(leaf)
                 else:
-                    self._scalars.append((*place, role, slot, *scalar_text(leaf, slot), phase))
-            if len(self._rows) >= _MANY:
+                    scalars.append((*place, role, slot, *scalar_text(leaf, slot), phase))
+            if len(made) >= MANY:
                 self.flush()
+
+    @property
+    def packs(self) -> bool:
+        """Whether `pack` may be used: nobody looks at records before they are in the index."""
+        return self.sink.waits and self.watch is None
+
+    def pack(self, play: Callable[[native.Packing], T]) -> T:
+        """Let ``play`` pack records itself."""
+        with self._lock:
+            result = play(native.Packing(self, self._producers, self._seen, self._chains.in_c()))
+            if self.hand.is_full:
+                self.flush()
+        return result
 
     def settle(self, tensor: torch.Tensor) -> None:
         """Promise that a tensor never changes again: until the root call ends it is read once."""
@@ -203,16 +208,16 @@ class Recorder:
     def record_call(self, call: RecordedCall) -> None:
         """Record that a call began, with its execution id. Call it in execution order."""
         if call.id is not None:
-            self._call_ids.append((call.root_call, call.path, call.number, call.id))
+            self.hand.called.append((call.root_call, call.path, call.number, call.id))
 
     def record_operator(self, row: Row) -> None:
         """Record an operator call, a row of `columns.OPERATORS`. Call it in execution order."""
         with self._lock:
-            self._operators.append(row)
-            if len(self._operators) >= _MANY:
+            self.hand.operators.append(row)
+            if len(self.hand.operators) >= MANY:
                 self.flush()
 
-    def add_view(self, view: View, base: torch.Tensor | Seen, result: torch.Tensor | Seen) -> None:
+    def add_view(self, view: View, base: native.AnyTensor, result: native.AnyTensor) -> None:
         """Note a view, for the records of what is made of it."""
         with self._lock:
             self._chains.add(view, base, result)
@@ -221,9 +226,7 @@ class Recorder:
         """Note the weights of a model, which are read again only if they seem to have changed."""
         with self._lock:
             for weight in weights:
-                weight, _ = self._placements.local(weight)
-                if on_host(weight):
-                    self.weights.add(weight)
+                self.weights.add(self._placements.local(weight)[0])
 
     @property
     def written(self) -> int:
@@ -237,10 +240,9 @@ class Recorder:
     ) -> Row:
         """Make the row of a tensor now."""
         row = row_of(site, numbers, *rows.AFTER_SITE)
-        self._rows.append(row)
+        self.hand.records.append(row)
         is_weight = self.weights.has(place, tensor) and not self._uncounted
-        describe = self._describe_weight if is_weight else self._describe
-        self._attempt(row, describe, tensor)
+        self._attempt(row, self._describe_weight if is_weight else self._describe, tensor)
         self._end_row(row, place)
         return row
 
@@ -250,7 +252,7 @@ class Recorder:
             settled.row = self._write_row(settled.tensor, settled.place, site, NO_NUMBERS)
             return
         row = row_of(site, NO_NUMBERS, *settled.row[rows.DTYPE :])
-        self._rows.append(row)
+        self.hand.records.append(row)
         self._attempt(row, self._repeat, settled.row)
         self._end_row(row, settled.place)
 
@@ -259,7 +261,7 @@ class Recorder:
         row[rows.PRODUCER] = self._producers.get(place)
         if place is not None and row[rows.ROLE] == "output":
             self._producers[place] = row[0]
-        if len(self._rows) >= _MANY:
+        if len(self.hand.records) >= MANY:
             self.flush()
 
     def _attempt(self, row: Row, work: Callable[[Row, T], None], argument: T) -> None:
@@ -324,7 +326,7 @@ class Recorder:
         if self._policy.wanted:
             self._keep_part(row, tensor, data)
 
-    def _describe_seen(self, row: Row, tensor: torch.Tensor, seen: Seen) -> None:
+    def _describe_seen(self, row: Row, tensor: torch.Tensor, seen: native.Seen) -> None:
         """Do the same with what C made of a tensor."""
         row[rows.SEEN], row[rows.DEVICE] = seen.content(), "cpu"
         key = row[rows.FINGERPRINT], row[rows.DTYPE], row[rows.SHAPE]
@@ -429,22 +431,20 @@ class Recorder:
             for row in rows_without:
                 if row[rows.OFFSET] is None:  # else its values are there
                     self._lose(row, why)
-            self._rows = rows.whole(self._rows, self.lost)
-            self.watch(self._rows)
-            batch = Batch(
-                records=self._rows, calls=calls, scalars=self._scalars, operators=self._operators,
-                sources=self.sources.stacks, functions=self.sources.functions,
-                chains=self._chains.new, called=self._call_ids,
-            )  # fmt: skip
+            hand, fresh = self.hand, Hand()
+            hand.drop_partial(self.lost)
+            if self.watch is not None:
+                self.watch(hand.records)
+            batch = hand.batch(calls, self.sources, self._chains.new)
             try:
                 self.sink.commit(batch)
                 batch.written = True
             except StoreError as error:
                 self.failure = error
-                self.lost[f"not in the index: {str(error).partition(';')[0]}"] += len(self._rows)
+                self.lost[f"not in the index: {str(error).partition(';')[0]}"] += hand.count
             finally:  # if an exception of the program came in between, they wait
                 # no calls: a handler of a signal could raise in one, and rows be written twice
                 if batch.written:
                     self.sources.stacks, self.sources.functions, self._chains.new = [], [], []
                 if batch.written or self.failure is not None:
-                    self._rows, self._scalars, self._operators, self._call_ids = [], [], [], []
+                    self.hand = fresh

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import torch
 
 from llmdebug_nb.capture.compat import pytorch
+from llmdebug_nb.capture.kept_sources import KeptSources
 from llmdebug_nb.capture.signatures import argument_of
 from llmdebug_nb.capture.sink import RecordedCall
+from llmdebug_nb.core.batches import NO_ROWS, Batch, ScalarRow, count_packed
 from llmdebug_nb.core.columns import AT, COLUMNS, RECORDS, Row
+from llmdebug_nb.core.records import RootCall
 
 MIN, MAX, NAN = AT["min"], AT["max"], AT["nan"]
 KIND = RECORDS.span("dtype", "shape")
@@ -25,6 +29,7 @@ WITHOUT_VALUES = [None] * (AT["argument"] - OFFSET)
 _ARGUMENT, _VIEWS, _PLACED = AT["argument"], AT["views"], AT["placed"]
 CUT_SHORT = "an exception of the program came while it was recorded"
 _INPUTS = ("input", "after")  # the roles of arguments
+MANY = 4096  # rows in hand before they are committed, also in the middle of a root call
 
 # where a tensor was seen: number of the record, call, phase, role, slot
 Site: TypeAlias = tuple[int, RecordedCall, str, str, str]
@@ -40,15 +45,51 @@ class Settled:
         self.row: Row | None = None
 
 
-def whole(made: list[Row], lost: Counter[str]) -> list[Row]:
-    """Return the rows that are whole. ``lost``: counts the others.
+class Hand:
+    """Rows that are not committed yet, in the order of their tables.
 
-    An exception may come anywhere in our own work: the stack is full, or a signal's handler raises.
+    ``records``, ``operators``, ``scalars``, ``called``: rows; the last ones are execution ids of
+    calls. ``packed``: further records, see `Batch`.
     """
-    kept = [row for row in made if row[DEVICE] is not None and row[SHAPE] is not None]
-    if len(kept) < len(made):
-        lost[CUT_SHORT] += len(made) - len(kept)
-    return kept
+
+    __slots__ = ("called", "operators", "packed", "records", "scalars")
+
+    def __init__(self) -> None:
+        self.records: list[Row] = []
+        self.operators: list[Row] = []
+        self.scalars: list[ScalarRow] = []
+        self.called: list[tuple[int, str, int, str]] = []
+        self.packed = bytearray(NO_ROWS)
+
+    @property
+    def count(self) -> int:
+        """How many records there are."""
+        return len(self.records) + count_packed(self.packed)
+
+    @property
+    def is_full(self) -> bool:
+        """They are to be committed now."""
+        return max(self.count, len(self.operators)) >= MANY
+
+    def drop_partial(self, lost: Counter[str]) -> None:
+        """Keep the records that are whole. ``lost``: counts the others.
+
+        An exception may come anywhere in our own work: the stack is full, or a handler raises.
+        """
+        whole = [row for row in self.records if None not in (row[DEVICE], row[SHAPE])]
+        if len(whole) < len(self.records):
+            lost[CUT_SHORT] += len(self.records) - len(whole)
+            self.records = whole
+
+    def batch(
+        self, calls: Iterable[RootCall], sources: KeptSources, chains: list[tuple[int, str]]
+    ) -> Batch:
+        """Return these rows, with call stacks, functions and chains of views, to be committed."""
+        return Batch(
+            records=self.records, calls=calls, scalars=self.scalars, operators=self.operators,
+            sources=sources.stacks, functions=sources.functions, chains=chains,
+            called=self.called, packed=self.packed,
+        )  # fmt: skip
 
 
 def row_of(site: Site, numbers: Numbers, *described: object) -> Row:

@@ -22,11 +22,14 @@ Bytes: TypeAlias = np.ndarray | memoryview  # uint8[n]
 class Sink(Protocol):
     """Receives rows and payloads. `store.writer.Writer` is one.
 
+    ``waits``: rows wait in it until the recording ends, so they may come packed.
     ``drop(calls, into)`` forgets the rows of root calls, but for what is recorded once, such as
     weights: that belongs to the root call ``into`` from then on. It returns the bytes set free.
     ``tell`` tells the other processes of the run of an alarm, and ``heard`` returns theirs.
     """
 
+    @property
+    def waits(self) -> bool: ...
     def shortage(self, nbytes: int) -> str | None: ...
     def payload(self, row: Row, data: Bytes) -> None: ...
     def duplicate(self, row: Row, offset: int, length: int) -> None: ...

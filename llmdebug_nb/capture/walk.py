@@ -47,7 +47,7 @@ def _walk(value: object, slot: str, above: tuple[int, ...]) -> Iterator[Leaf]:
     above = (*above, id(value))
     for key, part in parts:
         # keeps slots unambiguous
-        name = masked(key).replace(".", "\\.") if isinstance(key, str) else str(key)
+        name = _writable(masked(key)).replace(".", "\\.") if isinstance(key, str) else str(key)
         yield from _walk(part, f"{slot}.{name}" if slot else name, above)
 
 
@@ -112,5 +112,10 @@ def scalar_text(value: object, name: str) -> tuple[str, str | None]:
     if type(value) is OtherLeaf:
         return value.kind, None
     if isinstance(value, str):
-        return type(value).__name__, masked(str(value)[:_SEARCHED], name)[:_SHOWN]
+        return type(value).__name__, _writable(masked(str(value)[:_SEARCHED], name)[:_SHOWN])
     return type(value).__name__, str(value)[:_SHOWN] if isinstance(value, _PLAIN) else None
+
+
+def _writable(text: str) -> str:
+    """Return a text that UTF-8 can hold: half a character of UTF-16 becomes ``\\ud800``."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

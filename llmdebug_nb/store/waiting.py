@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from llmdebug_nb.core import columns
+from llmdebug_nb.core.batches import count_packed
 from llmdebug_nb.core.columns import CALLS, OPERATORS, RECORDS, SCALARS, Table
 
 TABLES = (RECORDS, SCALARS, OPERATORS, CALLS)  # whose rows may wait
@@ -29,6 +30,12 @@ def add(db: sqlite3.Connection, rows: Sequence[Sequence[Sequence[object]]]) -> N
         insert_all(db, rows)
     elif any(rows):
         db.execute(columns.WAITING.insert, (_pack(rows),))
+
+
+def add_packed(db: sqlite3.Connection, records: bytes | bytearray) -> None:
+    """Let records wait that are packed already, as `Batch` says."""
+    if count_packed(records):
+        db.execute(columns.WAITING.insert, (_pack((msgspec.Raw(records), (), (), ())),))
 
 
 def batches(db: sqlite3.Connection) -> list[int]:

@@ -156,7 +156,7 @@ class Writer:
 
         Raises DumpWriteError if the run's folder can't be written to.
         """
-        self._waits = waits
+        self.waits = waits
         self.folder = run / f"rank{rank}_{os.getpid()}"
         undo = contextlib.ExitStack()
         try:
@@ -243,7 +243,8 @@ class Writer:
         with self._transaction(batch) as db:
             scalars = [*self._counted(batch.scalars)]
             rows = [*batch.records], scalars, [*batch.operators], [*batch.called]
-            (waiting.add if self._waits else waiting.insert_all)(db, rows)
+            waiting.add_packed(db, batch.packed)
+            (waiting.add if self.waits else waiting.insert_all)(db, rows)
             db.executemany(
                 _replacing(columns.ROOT_CALLS),
                 (tuple(asdict(c).values()) for c in batch.calls),

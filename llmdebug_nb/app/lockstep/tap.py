@@ -18,6 +18,8 @@ _ID, _OFFSET, _LENGTH = AT["id"], AT["offset"], AT["length"]
 class Tap:
     """Numbers the bytes of all values as if they went into one file, and hands them over."""
 
+    waits = False
+
     def __init__(self, offer: Callable[[Event], None], rows: Rows | None, since: int) -> None:
         """``since``: values of records before this one are not handed over.
 

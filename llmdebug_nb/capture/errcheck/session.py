@@ -71,6 +71,8 @@ class CheckSession:
 class NoSink:
     """Receives nothing: a check keeps no records."""
 
+    waits = False
+
     def shortage(self, nbytes: int) -> str | None:
         return None
 

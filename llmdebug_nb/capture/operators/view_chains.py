@@ -8,21 +8,16 @@ compared, not tensors: PyTorch may wrap one tensor twice. No tensor is held.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Hashable, Iterator, Mapping
 
 import torch
 
 from llmdebug_nb.capture.compat import pytorch
-from llmdebug_nb.capture.tape.native import Seen
-from llmdebug_nb.core.dtypes import DTYPES
+from llmdebug_nb.capture.tape.native import AnyTensor, Seen, place_of
 from llmdebug_nb.core.masking import masked
 from llmdebug_nb.core.records import View
 
 _LONGEST = 80  # characters of arguments: a view has a few numbers
-_Place: TypeAlias = tuple[
-    int | torch.SymInt, tuple[int, ...], tuple[int, ...], torch.dtype
-]  # in its storage
 
 
 class _Step:
@@ -49,13 +44,13 @@ class ViewChains:
     """
 
     def __init__(self) -> None:
-        self.storages: dict[int, dict[_Place, _Step]] = {}
+        self.storages: dict[int, dict[Hashable, _Step]] = {}
         self.new: list[tuple[int, str]] = []
         self._reserved: list[int] = []
         self._seen: list[Seen] = []  # they reserve the numbers of their storages
         self._numbers: dict[tuple[View, ...], int] = {}
 
-    def add(self, view: View, base: torch.Tensor | Seen, result: torch.Tensor | Seen) -> None:
+    def add(self, view: View, base: AnyTensor, result: AnyTensor) -> None:
         """Note that ``view`` made ``result`` of ``base``, which has the same storage.
 
         The tape has reserved the number of a storage that it saw a view of.
@@ -68,7 +63,7 @@ class ViewChains:
     def _add_tensor(self, view: View, base: torch.Tensor, result: torch.Tensor) -> None:
         try:
             base, result = pytorch.plain(base), pytorch.plain(result)
-            old, new = _place(base), _place(result)
+            old, new = place_of(base), place_of(result)
             storage = result.untyped_storage()
             number = pytorch.storage_number(storage)
         except (RuntimeError, NotImplementedError, AttributeError, TypeError):
@@ -80,13 +75,13 @@ class ViewChains:
         self._add(view, number, old, new)
 
     def _add_seen(self, view: View, base: Seen, result: Seen) -> None:
-        old, new = _place_of(base), _place_of(result)
+        old, new = base.place(), result.place()
         if old != new:
             if result.storage not in self.storages:
                 self._seen.append(result)
             self._add(view, result.storage, old, new)
 
-    def _add(self, view: View, storage: int, old: _Place, new: _Place) -> None:
+    def _add(self, view: View, storage: int, old: Hashable, new: Hashable) -> None:
         steps = self.storages.setdefault(storage, {})
         before = steps.get(old)
         if before is None:
@@ -95,20 +90,24 @@ class ViewChains:
         if known is None or known not in before.way_back():  # else it is back where it was
             steps[new] = _Step(before, view)
 
+    def in_c(self) -> tuple[object, ...]:
+        """Return what C needs to do the same with what the tape saw, see playing.h."""
+        return self.storages, self._seen, self._numbers, self._number, _Step
+
     def number_of(self, tensor: torch.Tensor, storage: int, is_output: bool) -> int | None:
         """Return the number of the chain that a tensor has in ``storages``; None if it has none.
 
         The chain of what is made of an output begins anew.
         """
-        return self._number_at(_place(tensor), storage, is_output)
+        return self._number_at(place_of(tensor), storage, is_output)
 
     def number_of_seen(self, seen: Seen, is_output: bool) -> int | None:
         """Return the same of a tensor that the tape saw."""
         if seen.storage not in self.storages:
             return None
-        return self._number_at(_place_of(seen), seen.storage, is_output)
+        return self._number_at(seen.place(), seen.storage, is_output)
 
-    def _number_at(self, place: _Place, storage: int, is_output: bool) -> int | None:
+    def _number_at(self, place: Hashable, storage: int, is_output: bool) -> int | None:
         step = self.storages[storage].get(place)
         if step is None:
             return None
@@ -154,12 +153,3 @@ def _text(value: object) -> str:
     if isinstance(value, str):
         return masked(value)
     return "tensor" if isinstance(value, torch.Tensor) else str(value)
-
-
-def _place_of(seen: Seen) -> _Place:
-    offset, shape, strides, dtype = seen.place()
-    return offset, shape, strides, DTYPES[dtype]
-
-
-def _place(tensor: torch.Tensor) -> _Place:
-    return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
 from functools import cache
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -18,18 +19,22 @@ import numpy as np
 import torch
 import xxhash
 
-from llmdebug_nb.capture.calls import Leaf
+from llmdebug_nb.capture.calls import Counts, Leaf, OpenCall
 from llmdebug_nb.capture.compat import pytorch, torch_modes
 from llmdebug_nb.capture.operators.kinds import Operator
+from llmdebug_nb.capture.signatures import Parameters
 from llmdebug_nb.capture.tape import devices
 from llmdebug_nb.capture.walk import LEAVES, OtherLeaf, leaves
+from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.kernels import native
 from llmdebug_nb.core.kernels.on_device import Page
+from llmdebug_nb.core.records import View
 
 T = TypeVar("T")
 LIBRARY = Path(__file__).with_name("_tape.so")  # on every platform: it is opened by its path
-_VERSION = 7  # of what lies between the library and this module, as in tape.c
+_VERSION = 8  # of what lies between the library and this module, as in tape.c
 _KINDS = (*native.TABLE, "bool")  # as in tensor.h
+MOST_DIMENSIONS = 8  # as in tensor.h
 
 
 class Content(NamedTuple):
@@ -60,10 +65,11 @@ class Seen(Protocol):
     def measured(self) -> tuple[Page, int, int, int]:
         """Return what it was measured to be on a device, see `on_device.Measured`."""
 
-    def place(self) -> tuple[int, tuple[int, ...], tuple[int, ...], str]:
-        """Return where it lies in its storage: offset, shape, strides in elements, dtype."""
+    def place(self) -> bytes:
+        """Return where it lies in its storage, as `place_of` does."""
 
 
+AnyTensor: TypeAlias = "torch.Tensor | Seen"
 # the call of a module begins or ends: what it is, whether it ends, its leaves (None: it raised)
 ModuleEvent: TypeAlias = tuple[T, bool, list[Leaf] | None]
 # views were made: the operator, the place in the program, the arguments, pairs of base and view
@@ -74,9 +80,79 @@ Outputs: TypeAlias = list[Leaf] | Literal[False] | None
 OperatorEvent: TypeAlias = tuple[Operator, int | None, list[Leaf], Outputs, str | None]
 # the function of level api has ended that is open: its leaves (None: it raised)
 EndEvent: TypeAlias = tuple[list[Leaf] | None]
+# of a view: its operator's name, the place, the arguments' repr, and which of several it is
+ViewKey: TypeAlias = tuple[str, str, str, int | None]
 Event: TypeAlias = ModuleEvent[T] | ViewEvent | OperatorEvent | EndEvent
 # an operator of the dispatcher, what runs it, what it is, and whether it makes views
 Known: TypeAlias = tuple[object, Callable[..., object], Operator, bool]
+
+
+class RowsInHand(Protocol):
+    """Has a `rows.Hand` as its ``hand``, and counts ``records``."""
+
+    records: int
+
+
+class Packing(NamedTuple):
+    """Where records are packed.
+
+    ``producers``: by storage, the record that last put it out. ``seen``: what reserves numbers of
+    storages. ``chains``: the views, see `ViewChains`.
+    """
+
+    recorder: RowsInHand
+    producers: dict[int | None, int]
+    seen: list[Seen]
+    chains: tuple[object, ...]
+
+
+class Means(NamedTuple):
+    """What `play` needs in a session, see playing.h.
+
+    ``signature``, ``argument``: parameters of a module, and which of them a slot is. ``views``:
+    known ones; ``view(*key)``: makes one. ``modules``: calls of modules are recorded.
+    ``keeps_ids``: ids of calls are looked up later.
+    """
+
+    call_class: type[OpenCall]
+    signature: Callable[[torch.nn.Module], Parameters]
+    views: dict[ViewKey, View]
+    view: Callable[[Operator, str, tuple[object, ...], int | None], View]
+    scalar_text: Callable[[object, str], tuple[str, str | None]]
+    argument: Callable[[str, Parameters], str | None]
+    classes: dict[object, tuple[object, ...]]
+    paths: dict[str | None, dict[str, str]]
+    modules: bool
+    keeps_ids: bool
+
+
+class Now(NamedTuple):
+    """What is played: what waits, and the thread's calls, open functions, and counts."""
+
+    waiting: deque[Event[Any]]
+    open_calls: list[OpenCall]
+    functions: list[OpenCall | None]
+    counts: Counts
+    root_call: int
+    root: str
+
+
+# plays what waits, and returns the first event that is unusual; None: there is none, or many rows
+Play: TypeAlias = Callable[[Means, Now, Packing], "Event[Any] | None"]
+
+
+_PLACE = struct.Struct(f"={3 + 2 * MOST_DIMENSIONS}q")
+_KIND_NUMBERS = {DTYPES[name]: number for number, name in enumerate(_KINDS)}
+
+
+def place_of(tensor: torch.Tensor) -> Hashable:
+    """Return where a tensor lies in its storage: offset, dtype, shape and strides, to compare."""
+    offset, shape, strides = tensor.storage_offset(), tensor.shape, tensor.stride()
+    kind, rest = _KIND_NUMBERS.get(tensor.dtype), (0,) * (MOST_DIMENSIONS - len(shape))
+    plain = all(type(size) is int for size in (offset, *shape, *strides))
+    if kind is None or len(shape) > MOST_DIMENSIONS or not plain:
+        return offset, shape, strides, tensor.dtype
+    return _PLACE.pack(offset, kind, len(shape), *shape, *rest, *strides, *rest)
 
 
 class Eye(Protocol):
@@ -185,7 +261,7 @@ class _NeverSeen:
     def measured(self) -> tuple[Page, int, int, int]:
         raise NotImplementedError
 
-    def place(self) -> tuple[int, tuple[int, ...], tuple[int, ...], str]:
+    def place(self) -> bytes:
         raise NotImplementedError
 
 
@@ -215,6 +291,12 @@ def seen_class() -> type[Seen]:
 
 class _NoGate:
     """In the place of what a dispatch mode in C inherits from, where there is no tape."""
+
+
+def player_in_c() -> Play | None:
+    """Return what plays a tape and packs its records, if there is a tape; see `Player`."""
+    module = _library() if _make() is not None else None
+    return None if module is None else module.play
 
 
 def gate_class() -> type:

@@ -6,10 +6,11 @@ the root call. Rows are committed then anyway, so a program that crashes loses n
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from typing import Protocol
+from collections.abc import Callable, Collection
+from typing import Protocol, TypeVar
 
 from torch import nn
 
@@ -21,10 +22,27 @@ from llmdebug_nb.capture.name_filter import NameFilter
 from llmdebug_nb.capture.operators.call_stacks import CallStacks
 from llmdebug_nb.capture.operators.kinds import Operator
 from llmdebug_nb.capture.operators.view_chains import arguments_text
-from llmdebug_nb.capture.tape.native import Event, Known, Outputs, Seen, Tape, tape
+from llmdebug_nb.capture.signatures import Signatures, argument_of
+from llmdebug_nb.capture.tape.native import (
+    Event,
+    Known,
+    Means,
+    Now,
+    Outputs,
+    Packing,
+    Seen,
+    Tape,
+    ViewEvent,
+    ViewKey,
+    player_in_c,
+    tape,
+)
+from llmdebug_nb.capture.walk import scalar_text
 from llmdebug_nb.core.kernels.fingerprint import ALGORITHM
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import View
+
+T = TypeVar("T")
 
 
 def may_wait(options: DumpOptions) -> bool:
@@ -48,7 +66,9 @@ class CallListener(Protocol):
     """Receives calls: the observer of a session."""
 
     names: NameFilter
+    signatures: Signatures
     backward: bool
+    records_modules: bool
 
     @property
     def thread(self) -> ThreadState: ...
@@ -67,6 +87,9 @@ class SeenRecorder(Protocol):
 
     weights: KnownWeights
 
+    @property
+    def packs(self) -> bool: ...
+    def pack(self, play: Callable[[Packing], T]) -> T: ...
     def record_seen(self, call: OpenCall, role: str, leaves: list[Leaf]) -> None: ...
     def add_view(self, view: View, base: Seen, result: Seen) -> None: ...
 
@@ -90,10 +113,15 @@ class Player:
         self._waiting: deque[Event[PlayedModule]] = deque()  # some stay if an exception comes
         self._lock = threading.RLock()  # the owner waits for a thread that plays in its place
         self.operators: dict[int, Known] | None = None
-        self._views: dict[tuple[str, str, str, int | None], View] = {}  # of the root call
+        self._views: dict[ViewKey, View] = {}  # of the root call
         self._functions: list[OpenCall | None] = []  # those that are open; None: not recorded
         self._owner: int | None = None
         self._state: dict[str, object] = {}  # of that thread
+        self._in_c = player_in_c()
+        self._means = Means(
+            OpenCall, listener.signatures.of, self._views, _view, scalar_text, argument_of, {}, {},
+            listener.records_modules, listener.backward,
+        )  # fmt: skip
 
     @classmethod
     def of(
@@ -186,37 +214,56 @@ class Player:
         if self.tape:
             self._waiting += self.tape.take()
         while self._waiting:  # one raised: go on behind it
-            self._attempt(self._play_events, self._taken())
+            count = len(self._waiting)
+            self._attempt(self._play_events)
+            if len(self._waiting) == count:
+                self._waiting.popleft()
 
-    def _taken(self) -> Iterator[Event[PlayedModule]]:
+    def _play_events(self) -> None:
         while self._waiting:
-            yield self._waiting.popleft()
+            left = self._play_in_c()
+            if left is not None:
+                self._play_event(left)
 
-    def _play_events(self, events: Iterator[Event[PlayedModule]]) -> None:
+    def _play_in_c(self) -> Event[PlayedModule] | None:
+        """Let C play what waits, as far as it can. Return the event that is next."""
+        now = self._now()
+        if now is None or self._in_c is None:
+            return self._waiting.popleft()
+        return self._recorder.pack(functools.partial(self._in_c, self._means, now))
+
+    def _now(self) -> Now | None:
+        """Return what C plays, None if it can't."""
+        thread = self._listener.thread
+        counts = thread.counts()
+        if counts is None or not self._recorder.packs or not self._listener.names.selects_all:
+            return None
+        root_call, root = thread.root_call, thread.root
+        return Now(self._waiting, thread.open_calls, self._functions, counts, root_call, root)
+
+    def _play_event(self, event: Event[PlayedModule]) -> None:
+        if len(event) == 5:
+            self._play_operator(*event)
+        elif len(event) == 1:
+            self._end_function(event[0])
+        elif len(event) == 4:
+            self._play_views(event)
+        else:
+            self._play_module(*event)
+
+    def _play_module(self, module: PlayedModule, is_end: bool, leaves: list[Leaf] | None) -> None:
         listener, record = self._listener, self._recorder.record_seen
-        leave = listener.thread.leave
-        for event in events:
-            if len(event) == 5:
-                self._play_operator(*event)
-                continue
-            if len(event) == 1:
-                self._end_function(event[0])
-                continue
-            if len(event) == 4:
-                self._play_views(*event)
-                continue
-            module, is_end, leaves = event
-            if not is_end:
-                call = listener.open_module(module.path, module.module, module.selected, False)
-                if leaves and call.recorded:
-                    record(call, "input", leaves)
-            else:
-                ended = leave(module.path)
-                if ended is not None and ended.recorded:
-                    if leaves:
-                        record(ended, "output", leaves)
-                    if leaves is not None:
-                        listener.names.end(ended)
+        if not is_end:
+            call = listener.open_module(module.path, module.module, module.selected, False)
+            if leaves and call.recorded:
+                record(call, "input", leaves)
+            return
+        ended = listener.thread.leave(module.path)
+        if ended is not None and ended.recorded:
+            if leaves:
+                record(ended, "output", leaves)
+            if leaves is not None:
+                listener.names.end(ended)
 
     def _play_operator(
         self,
@@ -253,17 +300,15 @@ class Player:
             self._recorder.record_seen(call, "output", outputs)
             self._listener.names.end(call)
 
-    def _play_views(
-        self,
-        operator: Operator,
-        source: str,
-        args: tuple[object, ...],
-        views: list[tuple[Seen, Seen]],
-    ) -> None:
+    def _play_views(self, event: ViewEvent) -> None:
+        operator, source, args, views = event
         for part, (base, result) in enumerate(views):
             key = operator.name, source, repr(args), part if len(views) > 1 else None
             view = self._views.get(key)
             if view is None:
-                view = View(operator.name, source, arguments_text(args, {}, key[-1]))
-                self._views[key] = view
+                view = self._views[key] = _view(operator, source, args, key[-1])
             self._recorder.add_view(view, base, result)
+
+
+def _view(operator: Operator, source: str, args: tuple[object, ...], part: int | None) -> View:
+    return View(operator.name, source, arguments_text(args, {}, part))

@@ -19,10 +19,11 @@
 #include <pthread.h>
 #endif
 
-enum { VERSION = 7 /* as in native.py */ };
+enum { VERSION = 8 /* as in native.py */ };
 enum { REFUSED = 0, DONE = 1, FAILED = -1 };
 enum { READ = 0x100 /* PyBUF_READ, which 3.10's stable headers lack */ };
 enum { SCRATCH = 64 << 10, LARGE = 4 << 10, MANY = 1 << 21 /* as in native.py of the kernels */, KNOWN = 1 << 10, DEPTH = 8, SLOTS = 16, MOST = 4096 };
+enum { LONGEST_SHAPE = MOST_DIMS * 22 + 2 };
 enum { MOST_SCRATCH = 1 << 20 /* what a second-level cache holds */, TILE = 16 /* float32 in a line of the cache */ };
 enum { SMALL_WEIGHT = 64 << 10, WORDS = 64, WEIGHTS = 16 << 10 }; /* as in known_weights.py; entries, at 1.4 KB */
 static const int64_t ENDLESS = (int64_t)1 << 40; /* elements */
@@ -73,9 +74,10 @@ static void seen_dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
-static PyObject *shape_text(const Seen *seen)
+/* Write the sizes at the end of a buffer of LONGEST_SHAPE characters. Returns where they begin. */
+static char *shape_in(const Seen *seen, char *text)
 {
-    char text[MOST_DIMS * 22 + 2], *end = text + sizeof text, *at = end;
+    char *at = text + LONGEST_SHAPE;
     *--at = ']';
     for (int64_t dim = seen->ndim - 1; dim >= 0; dim--) {
         for (int64_t size = seen->shape[dim]; size > 0; size /= 10)
@@ -84,7 +86,13 @@ static PyObject *shape_text(const Seen *seen)
             *--at = ' ', *--at = ',';
     }
     *--at = '[';
-    return PyUnicode_FromStringAndSize(at, end - at);
+    return at;
+}
+
+static PyObject *shape_text(const Seen *seen)
+{
+    char text[LONGEST_SHAPE], *at = shape_in(seen, text);
+    return PyUnicode_FromStringAndSize(at, text + sizeof text - at);
 }
 
 static PyObject *nothing(void)
@@ -131,29 +139,25 @@ static PyObject *seen_content(PyObject *object, PyObject *unused)
     return content;
 }
 
-static PyObject *tuple_of(const int64_t *sizes, int64_t count)
+/* Where it lies in its storage, as bytes to compare; native.py makes the same of a tensor. */
+typedef struct {
+    int64_t offset, kind, ndim, shape[MOST_DIMS], strides[MOST_DIMS];
+} Where;
+
+static PyObject *where_it_is(const Seen *seen)
 {
-    PyObject *tuple = PyTuple_New(count);
-    for (int64_t i = 0; tuple && i < count; i++) {
-        PyObject *size = PyLong_FromLongLong(sizes[i]);
-        if (!size || PyTuple_SetItem(tuple, i, size) != 0)
-            Py_CLEAR(tuple);
-    }
-    return tuple;
+    Where where;
+    memset(&where, 0, sizeof where);
+    where.offset = seen->offset, where.kind = seen->kind, where.ndim = seen->ndim;
+    memcpy(where.shape, seen->shape, (size_t)seen->ndim * sizeof *where.shape);
+    memcpy(where.strides, seen->strides, (size_t)seen->ndim * sizeof *where.strides);
+    return PyBytes_FromStringAndSize((char *)&where, sizeof where);
 }
 
-/* Where it lies in its storage: offset, shape, strides in elements, dtype. */
 static PyObject *seen_place(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    const Seen *seen = (Seen *)object;
-    PyObject *shape = tuple_of(seen->shape, seen->ndim), *strides = tuple_of(seen->strides, seen->ndim);
-    PyObject *name = PyTuple_GetItem(seen->names, seen->kind), *place = NULL;
-    if (shape && strides && name)
-        place = Py_BuildValue("(LOOO)", (long long)seen->offset, shape, strides, name);
-    Py_XDECREF(shape);
-    Py_XDECREF(strides);
-    return place;
+    return where_it_is((Seen *)object);
 }
 
 static PyObject *seen_storage(PyObject *object, void *unused)
@@ -742,6 +746,7 @@ static PyObject *tape_end(PyObject *object, PyObject *const *given, Py_ssize_t c
 }
 
 #include "operators.h"
+#include "playing.h"
 
 /* look(tensor, is_output, anew): what a tensor is, or None. `anew`: it may have changed without a new version. */
 static PyObject *tape_look(PyObject *object, PyObject *const *given, Py_ssize_t count)
@@ -874,20 +879,37 @@ static PyType_Slot tape_slots[] = {
     {Py_sq_length, tape_length}, {Py_tp_new, PyType_GenericNew}, {0, NULL}};
 static PyType_Spec tape_spec = {"_tape.Tape", sizeof(Tape), 0, Py_TPFLAGS_DEFAULT, tape_slots};
 
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_tape", NULL, -1, NULL, NULL, NULL, NULL, NULL};
+static PyMethodDef functions[] = {{"play", (PyCFunction)(void (*)(void))tape_play, METH_FASTCALL, NULL}, {NULL, NULL, 0, NULL}};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_tape", NULL, -1, functions, NULL, NULL, NULL, NULL};
+
+/* Make the names that the code above looks up. */
+static int make_texts(void)
+{
+    const char *texts[] = {"is_neg", "untyped_storage", "nbytes", "storage_offset", "_cdata", "_weak_ref", "0", "__enter__",
+                           "__exit__", "_version", "cpu", "f_back", "f_lasti", "tape", "slowly", "note_slowly", "end_slowly",
+                           "api", "records", "hand", "packed", "called", "operators", "scalars", "path", "op", "level",
+                           "module", "number", "id", "module_id", "selected", "recorded", "parameters", "name", "wanted",
+                           "forward", "__dict__", "popleft", "__name__", "before", "view", "input", "output", "aten", "", "None"};
+    PyObject **names[] = {&is_neg, &untyped_storage, &nbytes_name, &storage_offset, &cdata, &weak_ref, &zero_text, &enter_name,
+                          &exit_name, &version_name, &cpu_text, &f_back, &f_lasti, &tape_name, &slowly, &note_slowly, &end_slowly,
+                          &api_text, &records_name, &hand_name, &packed_name, &called_name, &operators_name, &scalars_name,
+                          &path_name, &op_name, &level_name, &module_text, &number_name, &id_name, &module_id_name,
+                          &selected_name, &recorded_name, &parameters_name, &name_name, &wanted_name, &forward_text, &dict_name,
+                          &popleft_name, &class_name, &before_name, &view_name, &input_text, &output_text, &aten_text, &empty_text, &none_text};
+    _Static_assert(sizeof texts / sizeof *texts == sizeof names / sizeof *names, "each name has a text");
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (!*names[i] && !(*names[i] = PyUnicode_InternFromString(texts[i])))
+            return FAILED;
+    for (int i = 0; i < SLOTS; i++)
+        if (!slot_texts[i] && !(slot_texts[i] = PyUnicode_FromFormat("%d", i)))
+            return FAILED;
+    return DONE;
+}
 
 PyMODINIT_FUNC PyInit__tape(void)
 {
-    const char *texts[] = {"is_neg", "untyped_storage", "nbytes", "storage_offset", "_cdata", "_weak_ref", "0", "__enter__", "__exit__",
-                           "_version", "cpu", "f_back", "f_lasti", "tape", "slowly", "note_slowly", "end_slowly", "api"};
-    PyObject **names[] = {&is_neg, &untyped_storage, &nbytes_name, &storage_offset, &cdata, &weak_ref, &zero_text, &enter_name, &exit_name,
-                           &version_name, &cpu_text, &f_back, &f_lasti, &tape_name, &slowly, &note_slowly, &end_slowly, &api_text};
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        if (!*names[i] && !(*names[i] = PyUnicode_InternFromString(texts[i])))
-            return NULL;
-    for (int i = 0; i < SLOTS; i++)
-        if (!slot_texts[i] && !(slot_texts[i] = PyUnicode_FromFormat("%d", i)))
-            return NULL;
+    if (make_texts() != DONE)
+        return NULL;
     PyObject *module = PyModule_Create(&definition), *tape = PyType_FromSpec(&tape_spec);
     PyObject *gate = PyType_FromSpec(&gate_spec);
     seen_type = (PyTypeObject *)PyType_FromSpec(&seen_spec);

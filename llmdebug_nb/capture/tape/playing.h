@@ -1,0 +1,973 @@
+/* Playing the tape: the rows of records are packed as MessagePack, as store/waiting.py reads them, with no object for each.
+
+   Part of tape.c. `play` does what player.py does event by event, and stops at one that is unusual: that one is Python's to
+   play. It works on Python's own lists and counters, so either goes on where the other has stopped. */
+
+enum { MOST_OPEN = 512, USUAL_ROW = 1 << 10, MANY_ROWS = 4096 /* as in recorder.py */, SHOWN = 200 /* as in walk.py */ };
+enum { COLUMN_COUNT = 28, WITHOUT_VALUES = 5 /* of them, from the offset on */, HEAD = 5 /* bytes before the first row */ };
+
+static PyObject *records_name, *hand_name, *packed_name, *called_name, *operators_name, *scalars_name, *path_name, *op_name,
+    *level_name, *number_name, *id_name, *module_id_name, *selected_name, *recorded_name, *parameters_name, *name_name,
+    *wanted_name, *dict_name, *popleft_name, *class_name, *before_name, *view_name;
+static PyObject *forward_text, *input_text, *output_text, *module_text, *aten_text, *empty_text, *none_text;
+
+/* A call that has not ended. `object`: what Python knows it as; NULL: it does not yet. */
+typedef struct {
+    PyObject *object, *path, *op, *level, *module, *number, *id, *module_id, *parameters;
+    int refs, selected, recorded;
+} Call;
+
+/* See `Packing`, `Means`, `Now` and `Counts` in Python. */
+typedef struct {
+    PyObject *recorder, *producers, *seen, *chains;
+} Into;
+typedef struct {
+    PyObject *storages, *seen, *numbers, *number, *step; /* see `ViewChains.in_c` */
+} Chains;
+typedef struct {
+    PyObject *call_class, *signature, *views, *view, *scalar_text, *argument, *classes, *paths, *modules, *keeps_ids;
+} Means;
+typedef struct {
+    PyObject *waiting, *open_calls, *functions, *counts, *root_call, *root;
+} Now;
+typedef struct {
+    PyObject *numbers, *children, *ids;
+} Counts;
+
+/* The rows in hand of a recorder, see rows.py. */
+typedef struct {
+    PyObject *object, *packed, *called, *operators, *scalars;
+} Hand;
+
+/* A row that is being packed. `room`: of `bytes`, which grow. `failed`: no memory, or something is no text. */
+typedef struct {
+    unsigned char *bytes;
+    int64_t size, room;
+    int failed;
+} Packing;
+
+typedef struct {
+    Into into;
+    Chains chains;
+    Means means;
+    Now now;
+    Counts counts;
+    Hand hand;
+    Packing row;
+    int64_t number, made; /* of the next record; how many were made */
+    Call *open[MOST_OPEN], *functions[MOST_OPEN];
+    int opened, functions_open, kept; /* `kept`: how many open calls Python has in its list, and still are */
+} Play;
+
+static void drop_hand(Hand *hand)
+{
+    PyObject *all[] = {hand->object, hand->packed, hand->called, hand->operators, hand->scalars};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        Py_XDECREF(all[i]);
+}
+
+static void drop_call(Call *call)
+{
+    if (!call || --call->refs > 0)
+        return;
+    PyObject *all[] = {call->object, call->path, call->op, call->level, call->module, call->number, call->id,
+                       call->module_id, call->parameters};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        Py_XDECREF(all[i]);
+    PyMem_Free(call);
+}
+
+/* Take over the rows in hand and the next record's number: code of Python may have committed rows, and made others. */
+static int take_hand(Play *play)
+{
+    PyObject *number = PyObject_GetAttr(play->into.recorder, records_name), *hand = PyObject_GetAttr(play->into.recorder, hand_name);
+    play->number = number ? PyLong_AsLongLong(number) : -1;
+    Py_XDECREF(number);
+    if (PyErr_Occurred() || hand == play->hand.object) {
+        Py_XDECREF(hand);
+        return PyErr_Occurred() ? FAILED : DONE;
+    }
+    Hand old = play->hand;
+    play->hand = (Hand){hand, PyObject_GetAttr(hand, packed_name), PyObject_GetAttr(hand, called_name),
+                        PyObject_GetAttr(hand, operators_name), PyObject_GetAttr(hand, scalars_name)};
+    drop_hand(&old);
+    return play->hand.packed && play->hand.called && play->hand.operators && play->hand.scalars ? DONE : FAILED;
+}
+
+/* Let Python have the next record's number. */
+static int give_number(Play *play)
+{
+    PyObject *number = PyLong_FromLongLong(play->number);
+    const int done = number && PyObject_SetAttr(play->into.recorder, records_name, number) == 0 ? DONE : FAILED;
+    Py_XDECREF(number);
+    return done;
+}
+
+/* Call a function in Python. Returns a new reference. */
+static PyObject *ask_python(Play *play, PyObject *function, PyObject *first, PyObject *second)
+{
+    PyObject *answer = give_number(play) == DONE ? PyObject_CallFunctionObjArgs(function, first, second, NULL) : NULL;
+    if (answer && take_hand(play) != DONE)
+        Py_CLEAR(answer);
+    return answer;
+}
+
+/* -- packing -------------------------------------------------------------------------------------- */
+
+static void put(Packing *to, const void *bytes, int64_t size)
+{
+    if (to->size + size > to->room) {
+        const int64_t room = 2 * (to->size + size) + USUAL_ROW;
+        unsigned char *larger = PyMem_Realloc(to->bytes, (size_t)room);
+        if (!larger) {
+            to->failed = 1;
+            return;
+        }
+        to->bytes = larger, to->room = room;
+    }
+    memcpy(to->bytes + to->size, bytes, (size_t)size);
+    to->size += size;
+}
+
+static void put_big_endian(Packing *to, unsigned char kind, uint64_t value, int bytes)
+{
+    unsigned char out[9] = {kind};
+    for (int i = 0; i < bytes; i++)
+        out[1 + i] = (unsigned char)(value >> (8 * (bytes - 1 - i)));
+    put(to, out, 1 + bytes);
+}
+
+static void put_integer(Packing *to, int64_t value)
+{
+    if (value >= 0 && value < 128)
+        put(to, &(unsigned char){(unsigned char)value}, 1);
+    else if (value >= 0 && value <= UINT32_MAX)
+        put_big_endian(to, 0xce, (uint64_t)value, 4);
+    else
+        put_big_endian(to, 0xd3, (uint64_t)value, 8);
+}
+
+static void put_float(Packing *to, double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    put_big_endian(to, 0xcb, bits, 8);
+}
+
+static void put_nothing(Packing *to)
+{
+    put(to, "\xc0", 1);
+}
+
+static void put_bytes(Packing *to, const char *text, int64_t size)
+{
+    if (size < 32)
+        put(to, &(unsigned char){(unsigned char)(0xa0 | size)}, 1);
+    else if (size < 256)
+        put_big_endian(to, 0xd9, (uint64_t)size, 1);
+    else
+        put_big_endian(to, 0xdb, (uint64_t)size, 4);
+    put(to, text, size);
+}
+
+/* Pack a text or None. */
+static void put_text(Packing *to, PyObject *text)
+{
+    if (text == Py_None) {
+        put_nothing(to);
+        return;
+    }
+    Py_ssize_t size = 0;
+    const char *utf8 = PyUnicode_Check(text) ? PyUnicode_AsUTF8AndSize(text, &size) : NULL;
+    if (utf8)
+        put_bytes(to, utf8, size);
+    else
+        to->failed = 1;
+}
+
+/* Pack an integer or None. */
+static void put_number(Packing *to, PyObject *number)
+{
+    if (number == Py_None) {
+        put_nothing(to);
+        return;
+    }
+    const int64_t value = PyLong_AsLongLong(number);
+    if (value == -1 && PyErr_Occurred())
+        to->failed = 1;
+    else
+        put_integer(to, value);
+}
+
+/* Append a row to the packed array, which begins with the count of its rows. */
+static int add_packed(PyObject *array, const Packing *row)
+{
+    const Py_ssize_t before = PyByteArray_Size(array);
+    if (PyByteArray_Resize(array, before + row->size) != 0)
+        return FAILED;
+    unsigned char *data = (unsigned char *)PyByteArray_AsString(array);
+    memcpy(data + before, row->bytes, (size_t)row->size);
+    for (int i = HEAD - 1; i > 0 && ++data[i] == 0; i--)
+        ;
+    return DONE;
+}
+
+/* -- open calls ------------------------------------------------------------------------------------ */
+
+static int text_of(PyObject *object, PyObject *name, PyObject **to)
+{
+    *to = PyObject_GetAttr(object, name);
+    return *to ? DONE : FAILED;
+}
+
+static int flag_of(PyObject *object, PyObject *name)
+{
+    PyObject *flag = PyObject_GetAttr(object, name);
+    const int is_true = flag ? PyObject_IsTrue(flag) : FAILED;
+    Py_XDECREF(flag);
+    return is_true;
+}
+
+/* Return a call that Python has opened. */
+static Call *known_call(PyObject *object)
+{
+    Call *call = PyMem_Calloc(1, sizeof *call);
+    if (!call) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    call->refs = 1;
+    Py_INCREF(call->object = object);
+    int done = text_of(object, path_name, &call->path);
+    done = done == DONE ? text_of(object, op_name, &call->op) : done;
+    done = done == DONE ? text_of(object, level_name, &call->level) : done;
+    done = done == DONE ? text_of(object, module_text, &call->module) : done;
+    done = done == DONE ? text_of(object, number_name, &call->number) : done;
+    done = done == DONE ? text_of(object, id_name, &call->id) : done;
+    done = done == DONE ? text_of(object, module_id_name, &call->module_id) : done;
+    done = done == DONE ? text_of(object, parameters_name, &call->parameters) : done;
+    call->selected = done == DONE ? flag_of(object, selected_name) : FAILED;
+    call->recorded = done == DONE ? flag_of(object, recorded_name) : FAILED;
+    if (call->selected < 0 || call->recorded < 0) {
+        drop_call(call);
+        return NULL;
+    }
+    return call;
+}
+
+/* Make a call known to Python. */
+static int make_known(Play *play, Call *call)
+{
+    if (call->object)
+        return DONE;
+    PyObject *object = PyObject_CallFunctionObjArgs(play->means.call_class, call->path, call->op, call->level, call->module,
+                                                    call->number, play->now.root_call, NULL);
+    PyObject *selected = call->selected ? Py_True : Py_False, *recorded = call->recorded ? Py_True : Py_False;
+    if (!object || PyObject_SetAttr(object, id_name, call->id) || PyObject_SetAttr(object, module_id_name, call->module_id)
+        || PyObject_SetAttr(object, selected_name, selected) || PyObject_SetAttr(object, recorded_name, recorded)
+        || PyObject_SetAttr(object, parameters_name, call->parameters)) {
+        Py_XDECREF(object);
+        return FAILED;
+    }
+    call->object = object;
+    return DONE;
+}
+
+/* Take over the calls and functions that are open. */
+static int take_open(Play *play)
+{
+    const Py_ssize_t opened = PyList_Size(play->now.open_calls), functions = PyList_Size(play->now.functions);
+    if (opened > MOST_OPEN / 2 || functions > MOST_OPEN / 2)
+        return REFUSED;
+    for (Py_ssize_t i = 0; i < opened; i++) {
+        Call *call = known_call(PyList_GetItem(play->now.open_calls, i));
+        if (!call)
+            return FAILED;
+        play->open[play->opened++] = call;
+    }
+    play->kept = play->opened;
+    for (Py_ssize_t i = 0; i < functions; i++) {
+        PyObject *object = PyList_GetItem(play->now.functions, i);
+        Call *call = NULL;
+        for (int j = 0; j < play->opened; j++)
+            if (play->open[j]->object == object)
+                (call = play->open[j])->refs++;
+        if (!call && object != Py_None && !(call = known_call(object)))
+            return FAILED;
+        play->functions[play->functions_open++] = call;
+    }
+    return DONE;
+}
+
+/* Let Python have what is open now. */
+static int give_open(Play *play)
+{
+    int done = PyList_SetSlice(play->now.open_calls, play->kept, PyList_Size(play->now.open_calls), NULL) == 0 ? DONE : FAILED;
+    for (int i = play->kept; i < play->opened && done == DONE; i++)
+        done = make_known(play, play->open[i]) == DONE && PyList_Append(play->now.open_calls, play->open[i]->object) == 0 ? DONE
+                                                                                                                  : FAILED;
+    if (done == DONE)
+        done = PyList_SetSlice(play->now.functions, 0, PyList_Size(play->now.functions), NULL) == 0 ? DONE : FAILED;
+    for (int i = 0; i < play->functions_open && done == DONE; i++) {
+        Call *call = play->functions[i];
+        done = call ? make_known(play, call) : DONE;
+        if (done == DONE && PyList_Append(play->now.functions, call ? call->object : Py_None) != 0)
+            done = FAILED;
+    }
+    return done;
+}
+
+static void drop_all(Play *play)
+{
+    for (int i = 0; i < play->opened; i++)
+        drop_call(play->open[i]);
+    for (int i = 0; i < play->functions_open; i++)
+        drop_call(play->functions[i]);
+    drop_hand(&play->hand);
+    PyMem_Free(play->row.bytes);
+}
+
+/* Return a number of a dictionary, 0 if it has none, and put the next one there. */
+static PyObject *count_up(PyObject *counts, PyObject *key)
+{
+    PyObject *known = PyDict_GetItemWithError(counts, key);
+    if (!known && PyErr_Occurred())
+        return NULL;
+    const int64_t number = known ? PyLong_AsLongLong(known) : 0;
+    Py_XINCREF(known);
+    PyObject *now = known ? known : PyLong_FromLongLong(0), *next = PyLong_FromLongLong(number + 1);
+    if (!now || !next || PyDict_SetItem(counts, key, next) != 0)
+        Py_CLEAR(now);
+    Py_XDECREF(next);
+    return now;
+}
+
+/* Return the execution id of a call that begins, as `ThreadState.next_id` does. */
+static PyObject *next_id(Play *play, PyObject *path, PyObject *level, PyObject *parent)
+{
+    const int is_module = level == module_text, is_inside = PyUnicode_GetLength(parent) > 0;
+    if (!is_inside && is_module && !play->opened && PyUnicode_Compare(path, play->now.root) == 0) {
+        Py_INCREF(empty_text);
+        return empty_text;
+    }
+    PyObject *key = PyTuple_Pack(2, parent, level), *number = key ? count_up(play->counts.children, key) : NULL;
+    Py_XDECREF(key);
+    if (!number)
+        return NULL;
+    const long long child = PyLong_AsLongLong(number);
+    Py_DECREF(number);
+    if (!is_module)
+        return PyUnicode_FromFormat("%U.%lld", parent, child);
+    return is_inside ? PyUnicode_FromFormat("%U_%lld", parent, child) : PyUnicode_FromFormat("%lld", child);
+}
+
+/* Open a call inside of those that are open. Returns it; those that are open own it. */
+static Call *enter_call(Play *play, PyObject *path, PyObject *op, PyObject *level, PyObject *module)
+{
+    Call *call = PyMem_Calloc(1, sizeof *call);
+    if (!call) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    PyObject *parent = play->opened ? play->open[play->opened - 1]->module_id : empty_text;
+    *call = (Call){.refs = 1, .path = path, .op = op, .level = level, .module = module, .parameters = Py_None};
+    Py_INCREF(path);
+    Py_INCREF(op);
+    Py_INCREF(level);
+    Py_INCREF(module);
+    Py_INCREF(Py_None);
+    call->number = count_up(play->counts.numbers, path);
+    call->id = call->number ? next_id(play, path, level, parent) : NULL;
+    int done = call->id ? DONE : FAILED;
+    if (done == DONE && play->means.keeps_ids == Py_True) {
+        PyObject *key = PyTuple_Pack(2, path, call->number);
+        done = key && PyDict_SetItem(play->counts.ids, key, call->id) == 0 ? DONE : FAILED;
+        Py_XDECREF(key);
+    }
+    if (done != DONE) {
+        drop_call(call);
+        return NULL;
+    }
+    Py_INCREF(call->module_id = level == module_text ? call->id : parent);
+    play->open[play->opened++] = call;
+    return call;
+}
+
+/* Close and return the innermost open call of a path, and those that are open in it, which had raised. The caller drops it. */
+static Call *leave_call(Play *play, PyObject *path)
+{
+    int at = play->opened - 1;
+    while (at >= 0 && play->open[at]->path != path && PyUnicode_Compare(play->open[at]->path, path) != 0)
+        at--;
+    if (at < 0)
+        return NULL;
+    while (play->opened > at + 1)
+        drop_call(play->open[--play->opened]);
+    play->opened = at;
+    play->kept = play->kept < at ? play->kept : at;
+    return play->open[at];
+}
+
+/* -- rows ------------------------------------------------------------------------------------------ */
+
+/* Append to a list; takes the reference. */
+static int add_to(PyObject *list, PyObject *row)
+{
+    const int done = row && PyList_Append(list, row) == 0 ? DONE : FAILED;
+    Py_XDECREF(row);
+    return done;
+}
+
+static int add_call_id(Play *play, const Call *call)
+{
+    return add_to(play->hand.called, PyTuple_Pack(4, play->now.root_call, call->path, call->number, call->id));
+}
+
+/* Return the name of the argument that a slot is or is part of, or None; a new reference. */
+static PyObject *argument_of(Play *play, PyObject *slot, PyObject *parameters)
+{
+    if (!PyTuple_Check(parameters) || PyTuple_Size(parameters) == 0)
+        return nothing();
+    for (int i = 0; i < SLOTS; i++)
+        if (slot == slot_texts[i]) {
+            PyObject *name = i < PyTuple_Size(parameters) ? PyTuple_GetItem(parameters, i) : Py_None;
+            Py_INCREF(name);
+            return name;
+        }
+    return ask_python(play, play->means.argument, slot, parameters);
+}
+
+/* Tell whether a step is one that a record has, -1 on an error. `Step`: see view_chains.py. */
+static int is_recorded(PyObject *step)
+{
+    return flag_of(step, recorded_name);
+}
+
+/* Return the number of a chain of views, the last of which comes first in `way`; a new reference. */
+static PyObject *chain_number(Play *play, PyObject *way)
+{
+    if (PyList_Size(way) == 0)
+        return nothing();
+    PyObject *chain = PyList_Reverse(way) == 0 ? PyList_AsTuple(way) : NULL;
+    PyObject *number = chain ? PyDict_GetItemWithError(play->chains.numbers, chain) : NULL;
+    Py_XINCREF(number);
+    if (chain && !number && !PyErr_Occurred())
+        number = ask_python(play, play->chains.number, chain, NULL);
+    Py_XDECREF(chain);
+    return number;
+}
+
+/* Collect the views from a step back to one that is recorded. */
+static int collect_views(PyObject *step, PyObject *way)
+{
+    int done = DONE;
+    Py_INCREF(step);
+    while (done == DONE && step != Py_None) {
+        const int ends = is_recorded(step);
+        PyObject *view = ends == 0 ? PyObject_GetAttr(step, view_name) : NULL, *before = NULL;
+        if (view && (view == Py_None || PyList_Append(way, view) == 0))
+            before = PyObject_GetAttr(step, before_name);
+        done = ends > 0 || before ? DONE : FAILED;
+        Py_XDECREF(view);
+        Py_DECREF(step);
+        step = before ? before : Py_None;
+        if (!before)
+            Py_INCREF(Py_None);
+    }
+    Py_DECREF(step);
+    return done;
+}
+
+/* Return the number of the views that led to a tensor, or None; a new reference. As `ViewChains.number_of_seen`. */
+static PyObject *chain_of(Play *play, const Seen *seen, int is_output)
+{
+    PyObject *steps = PyDict_Size(play->chains.storages) ? PyDict_GetItemWithError(play->chains.storages, seen->storage) : NULL;
+    PyObject *place = steps ? where_it_is(seen) : NULL, *step = place ? PyDict_GetItemWithError(steps, place) : NULL;
+    Py_XDECREF(place);
+    if (!step)
+        return PyErr_Occurred() ? NULL : nothing();
+    Py_INCREF(step);
+    PyObject *way = PyList_New(0), *number = NULL;
+    int done = way ? collect_views(step, way) : FAILED;
+    if (done == DONE && is_output)
+        done = PyObject_SetAttr(step, recorded_name, Py_True) == 0 ? DONE : FAILED;
+    if (done == DONE)
+        number = chain_number(play, way);
+    Py_XDECREF(way);
+    Py_DECREF(step);
+    return number;
+}
+
+/* Tell whether a step lies on the way back from another one, that one included. */
+static int is_on_way(PyObject *wanted, PyObject *step)
+{
+    Py_INCREF(step);
+    while (step != Py_None && step != wanted) {
+        const int ends = is_recorded(step);
+        PyObject *before = ends == 0 ? PyObject_GetAttr(step, before_name) : ends > 0 ? nothing() : NULL;
+        Py_DECREF(step);
+        if (!before)
+            return FAILED;
+        step = before;
+    }
+    const int is_there = step == wanted;
+    Py_DECREF(step);
+    return is_there;
+}
+
+/* Note that a view led from one place of a storage to another. As `ViewChains._add`. */
+static int add_step(Play *play, PyObject *steps, PyObject *old, PyObject *new, PyObject *view)
+{
+    PyObject *before = PyDict_GetItemWithError(steps, old), *fresh = NULL;
+    int done = DONE;
+    Py_XINCREF(before);
+    if (!before && !PyErr_Occurred()) {
+        before = PyObject_CallFunctionObjArgs(play->chains.step, Py_None, Py_None, NULL);
+        done = before && PyDict_SetItem(steps, old, before) == 0 ? DONE : FAILED;
+    }
+    PyObject *known = before && done == DONE ? PyDict_GetItemWithError(steps, new) : NULL;
+    const int is_back = known ? is_on_way(known, before) : 0; /* then it is where it was */
+    if (!before || PyErr_Occurred() || is_back < 0)
+        done = FAILED;
+    else if (!is_back) {
+        fresh = PyObject_CallFunctionObjArgs(play->chains.step, before, view, NULL);
+        done = fresh && PyDict_SetItem(steps, new, fresh) == 0 ? DONE : FAILED;
+    }
+    Py_XDECREF(fresh);
+    Py_XDECREF(before);
+    return done;
+}
+
+/* Note a view of a tensor. As `ViewChains._add_seen`. */
+static int add_view(Play *play, PyObject *view, const Seen *base, PyObject *result)
+{
+    const Seen *seen = (Seen *)result;
+    PyObject *old = where_it_is(base), *new = where_it_is(seen), *steps = NULL;
+    int done = old && new ? PyObject_RichCompareBool(old, new, Py_EQ) : FAILED;
+    if (done == 0) {
+        steps = PyDict_GetItemWithError(play->chains.storages, seen->storage);
+        Py_XINCREF(steps);
+        if (!steps && !PyErr_Occurred() && (steps = PyDict_New())
+            && (PyDict_SetItem(play->chains.storages, seen->storage, steps) || PyList_Append(play->chains.seen, result)))
+            Py_CLEAR(steps);
+        done = steps ? add_step(play, steps, old, new, view) : FAILED;
+    }
+    Py_XDECREF(steps);
+    Py_XDECREF(old);
+    Py_XDECREF(new);
+    return done;
+}
+
+/* Pack the columns from the dtype to the fingerprint. */
+static void put_content(Packing *row, const Seen *seen)
+{
+    const Summary *s = &seen->summary;
+    char print[] = "xxh3:0000000000000000", shape[LONGEST_SHAPE], *at = shape_in(seen, shape);
+    for (int i = 0; i < 16; i++)
+        print[5 + i] = "0123456789abcdef"[seen->digest >> (60 - 4 * i) & 15];
+    put_text(row, PyTuple_GetItem(seen->names, seen->kind));
+    put_bytes(row, at, shape + LONGEST_SHAPE - at);
+    const double figures[] = {s->low, s->high, s->mean, s->norm};
+    for (int i = 0; i < 4; i++)
+        put_float(row, figures[i]);
+    const int64_t counts[] = {s->nan, s->inf, s->zero};
+    for (int i = 0; i < 3; i++)
+        put_integer(row, counts[i]);
+    put_bytes(row, print, sizeof print - 1);
+}
+
+/* Pack the record of a tensor, as `Recorder.record_seen` makes its row. */
+static int add_record(Play *play, const Call *call, PyObject *role, PyObject *slot, PyObject *leaf)
+{
+    Packing *row = &play->row;
+    const Seen *seen = (Seen *)leaf;
+    const int is_output = role == output_text;
+    PyObject *argument = is_output ? nothing() : argument_of(play, slot, call->parameters);
+    PyObject *chain = argument ? chain_of(play, seen, is_output) : NULL;
+    PyObject *producer = chain ? PyDict_GetItemWithError(play->into.producers, seen->storage) : NULL;
+    int done = chain && (producer || !PyErr_Occurred()) ? DONE : FAILED;
+    if (done == DONE) {
+        row->size = row->failed = 0;
+        put_big_endian(row, 0xdc, COLUMN_COUNT, 2);
+        put_integer(row, play->number);
+        put_number(row, play->now.root_call);
+        put_text(row, call->path);
+        put_number(row, call->number);
+        PyObject *texts[] = {forward_text, role, slot, call->op};
+        for (int i = 0; i < 4; i++)
+            put_text(row, texts[i]);
+        put_content(row, seen);
+        put_text(row, cpu_text);
+        put_number(row, producer ? producer : Py_None);
+        for (int i = 0; i < WITHOUT_VALUES; i++)
+            put_nothing(row);
+        put_text(row, argument);
+        put_number(row, chain);
+        put_nothing(row);
+        if (row->failed && !PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "a row can't be packed: no memory, or something is no text");
+        done = row->failed ? FAILED : add_packed(play->hand.packed, row);
+    }
+    Py_XDECREF(argument);
+    Py_XDECREF(chain);
+    if (done != DONE)
+        return done;
+    PyObject *number = is_output ? PyLong_FromLongLong(play->number) : NULL;
+    play->number++, play->made++;
+    if (is_output && (!number || PyDict_SetItem(play->into.producers, seen->storage, number) || PyList_Append(play->into.seen, leaf)))
+        done = FAILED;
+    Py_XDECREF(number);
+    return done;
+}
+
+/* Return kind and text of a leaf that is no tensor, as `scalar_text` does. */
+static int text_of_scalar(Play *play, PyObject *value, PyObject *slot, PyObject **kind, PyObject **text)
+{
+    PyObject *type = (PyObject *)Py_TYPE(value);
+    if (value == Py_None) {
+        Py_INCREF(*kind = none_text);
+        *text = nothing();
+        return DONE;
+    }
+    if (type == (PyObject *)&PyBool_Type || type == (PyObject *)&PyFloat_Type || type == (PyObject *)&PyLong_Type) {
+        *text = PyObject_Str(value);
+        if (!*text)
+            return FAILED;
+        if (PyUnicode_GetLength(*text) <= SHOWN) {
+            *kind = PyObject_GetAttr(type, class_name);
+            return *kind ? DONE : FAILED;
+        }
+        Py_CLEAR(*text);
+    }
+    PyObject *both = ask_python(play, play->means.scalar_text, value, slot);
+    if (!both || !PyTuple_Check(both) || PyTuple_Size(both) != 2) {
+        Py_XDECREF(both);
+        return FAILED;
+    }
+    Py_INCREF(*kind = PyTuple_GetItem(both, 0));
+    Py_INCREF(*text = PyTuple_GetItem(both, 1));
+    Py_DECREF(both);
+    return DONE;
+}
+
+/* Record the leaves of a call. */
+static int add_leaves(Play *play, const Call *call, PyObject *role, PyObject *leaves)
+{
+    int done = DONE;
+    for (Py_ssize_t i = 0; done == DONE && i < PyList_Size(leaves); i++) {
+        PyObject *leaf = PyList_GetItem(leaves, i), *slot = PyTuple_GetItem(leaf, 0), *value = PyTuple_GetItem(leaf, 1);
+        if (Py_TYPE(value) == seen_type)
+            done = add_record(play, call, role, slot, value);
+        else {
+            PyObject *kind = NULL, *text = NULL;
+            done = text_of_scalar(play, value, slot, &kind, &text);
+            if (done == DONE)
+                done = add_to(play->hand.scalars, PyTuple_Pack(8, play->now.root_call, call->path, call->number, role, slot, kind, text,
+                                                          forward_text));
+            Py_XDECREF(kind);
+            Py_XDECREF(text);
+        }
+    }
+    return done;
+}
+
+/* Record the leaves with which a call has ended, and drop it. `leaves`: None if it raised. */
+static int end_call(Play *play, Call *call, PyObject *leaves)
+{
+    const int done = call && call->recorded && leaves != Py_None ? add_leaves(play, call, output_text, leaves) : DONE;
+    drop_call(call);
+    return done;
+}
+
+/* -- events ---------------------------------------------------------------------------------------- */
+
+/* Return what is known of a module's class: (class, own forward, name, parameters), borrowed. */
+static PyObject *class_of(Play *play, PyObject *tag, PyObject *module)
+{
+    PyObject *known = PyDict_GetItemWithError(play->means.classes, tag), *type = (PyObject *)Py_TYPE(module);
+    PyObject *attributes = PyErr_Occurred() ? NULL : PyObject_GetAttr(module, dict_name);
+    PyObject *own = attributes && PyDict_Check(attributes) ? PyDict_GetItemWithError(attributes, forward_text) : NULL;
+    own = own ? own : Py_None;
+    if (attributes && !(known && PyTuple_GetItem(known, 0) == type && PyTuple_GetItem(known, 1) == own)) {
+        PyObject *name = PyObject_GetAttr(type, class_name);
+        PyObject *parameters = name ? ask_python(play, play->means.signature, module, NULL) : NULL;
+        PyObject *fresh = parameters ? PyTuple_Pack(4, type, own, name, parameters) : NULL;
+        if (!fresh || PyDict_SetItem(play->means.classes, tag, fresh) != 0)
+            known = NULL;
+        else
+            known = fresh; /* the dictionary holds it */
+        Py_XDECREF(name);
+        Py_XDECREF(parameters);
+        Py_XDECREF(fresh);
+    }
+    Py_XDECREF(attributes);
+    return attributes ? known : NULL;
+}
+
+static int play_module(Play *play, PyObject *tag, PyObject *is_end, PyObject *leaves)
+{
+    PyObject *path = PyObject_GetAttr(tag, path_name), *module = NULL, *known = NULL;
+    if (path && is_end == Py_True) {
+        const int done = end_call(play, leave_call(play, path), leaves);
+        Py_DECREF(path);
+        return done;
+    }
+    module = path ? PyObject_GetAttr(tag, module_text) : NULL;
+    const int selected = module ? flag_of(tag, selected_name) : FAILED;
+    known = selected >= 0 ? class_of(play, tag, module) : NULL;
+    const int inside = play->opened && play->open[play->opened - 1]->selected;
+    Call *call = known ? enter_call(play, path, PyTuple_GetItem(known, 2), module_text, path) : NULL;
+    int done = call ? add_call_id(play, call) : FAILED;
+    if (done == DONE) {
+        call->selected = selected || inside;
+        call->recorded = selected && play->means.modules == Py_True;
+        if (call->recorded) {
+            Py_DECREF(call->parameters);
+            Py_INCREF(call->parameters = PyTuple_GetItem(known, 3));
+        }
+        if (call->recorded && leaves != Py_None)
+            done = add_leaves(play, call, input_text, leaves);
+    }
+    Py_XDECREF(path);
+    Py_XDECREF(module);
+    return done;
+}
+
+/* Return the path of an operator in a module, borrowed. */
+static PyObject *path_of(const Means *means, PyObject *module, PyObject *name)
+{
+    PyObject *inside = PyDict_GetItemWithError(means->paths, module);
+    if (!inside && !PyErr_Occurred() && (inside = PyDict_New())) {
+        const int kept = PyDict_SetItem(means->paths, module, inside);
+        Py_DECREF(inside); /* the dictionary holds it */
+        if (kept != 0)
+            inside = NULL;
+    }
+    PyObject *path = inside ? PyDict_GetItemWithError(inside, name) : NULL;
+    if (inside && !path && !PyErr_Occurred()) {
+        path = PyUnicode_FromFormat("%U/%U", module == Py_None ? empty_text : module, name);
+        const int kept = path ? PyDict_SetItem(inside, name, path) : -1;
+        Py_XDECREF(path);
+        if (kept != 0)
+            path = NULL;
+    }
+    return path;
+}
+
+static int add_operator(Play *play, const Call *call, PyObject *stack)
+{
+    const Call *outer = play->opened > 1 ? play->open[play->opened - 2] : NULL;
+    PyObject *row[] = {play->now.root_call, call->path, call->number, forward_text, call->level, call->op, stack,
+                       outer ? outer->path : Py_None, outer ? outer->number : Py_None, Py_None, Py_None};
+    const int count = sizeof row / sizeof *row;
+    PyObject *list = PyList_New(count);
+    for (int i = 0; list && i < count; i++) {
+        Py_INCREF(row[i]);
+        PyList_SetItem(list, i, row[i]);
+    }
+    return add_to(play->hand.operators, list);
+}
+
+/* Open the call of an operator inside of another call. `*call`: NULL if it is only counted. */
+static int open_operator(Play *play, PyObject *operator, PyObject *level, Call **call)
+{
+    const Call *parent = play->open[play->opened - 1];
+    PyObject *name = PyObject_GetAttr(operator, name_name);
+    const int wanted = name ? flag_of(operator, wanted_name) : FAILED;
+    int done = wanted >= 0 ? DONE : FAILED;
+    *call = NULL;
+    if (wanted == 0) {
+        PyObject *id = next_id(play, parent->module == Py_None ? empty_text : parent->module, level, parent->module_id);
+        done = id ? DONE : FAILED;
+        Py_XDECREF(id);
+    } else if (wanted > 0) {
+        PyObject *path = path_of(&play->means, parent->module, name);
+        *call = path ? enter_call(play, path, name, level, parent->module) : NULL;
+        done = *call ? DONE : FAILED;
+    }
+    if (*call) {
+        (*call)->selected = (*call)->recorded = 1;
+        Py_DECREF((*call)->parameters);
+        (*call)->parameters = PyObject_GetAttr(operator, parameters_name);
+        done = (*call)->parameters ? DONE : FAILED;
+        if (done == FAILED)
+            Py_INCREF((*call)->parameters = Py_None);
+    }
+    Py_XDECREF(name);
+    return done;
+}
+
+static int play_operator(Play *play, PyObject *operator, PyObject *stack, PyObject *inputs, PyObject *outputs, PyObject *level)
+{
+    Call *call;
+    int done = open_operator(play, operator, level == Py_None ? aten_text : level, &call);
+    if (done == DONE && level != Py_None) {
+        play->functions[play->functions_open++] = call;
+        if (call)
+            call->refs++;
+    }
+    if (done != DONE || !call)
+        return done;
+    done = add_operator(play, call, stack);
+    if (done == DONE)
+        done = add_call_id(play, call);
+    if (done == DONE)
+        done = add_leaves(play, call, input_text, inputs);
+    if (done != DONE || outputs == Py_False)
+        return done;
+    return end_call(play, leave_call(play, call->path), outputs);
+}
+
+static int play_function_end(Play *play, PyObject *outputs)
+{
+    Call *call = play->functions[--play->functions_open];
+    if (!call)
+        return DONE;
+    drop_call(leave_call(play, call->path));
+    return end_call(play, call, outputs);
+}
+
+/* Return a view, a new reference. `part`: which one of several it is, or None. */
+static PyObject *view_of(Play *play, PyObject *operator, PyObject *source, PyObject *args, PyObject *part)
+{
+    PyObject *name = PyObject_GetAttr(operator, name_name), *repr = name ? PyObject_Repr(args) : NULL;
+    PyObject *key = repr ? PyTuple_Pack(4, name, source, repr, part) : NULL;
+    PyObject *view = key ? PyDict_GetItemWithError(play->means.views, key) : NULL;
+    Py_XINCREF(view);
+    if (key && !view && !PyErr_Occurred()) {
+        view = give_number(play) == DONE
+                   ? PyObject_CallFunctionObjArgs(play->means.view, operator, source, args, part, NULL)
+                   : NULL;
+        if (view && (PyDict_SetItem(play->means.views, key, view) != 0 || take_hand(play) != DONE))
+            Py_CLEAR(view);
+    }
+    Py_XDECREF(name);
+    Py_XDECREF(repr);
+    Py_XDECREF(key);
+    return view;
+}
+
+static int play_views(Play *play, PyObject *operator, PyObject *source, PyObject *args, PyObject *views)
+{
+    int done = DONE;
+    for (Py_ssize_t i = 0; done == DONE && i < PyList_Size(views); i++) {
+        PyObject *pair = PyList_GetItem(views, i), *result = PyTuple_GetItem(pair, 1);
+        PyObject *part = PyList_Size(views) > 1 ? PyLong_FromSsize_t(i) : nothing();
+        PyObject *view = part ? view_of(play, operator, source, args, part) : NULL;
+        done = view ? add_view(play, view, (Seen *)PyTuple_GetItem(pair, 0), result) : FAILED;
+        Py_XDECREF(part);
+        Py_XDECREF(view);
+    }
+    return done;
+}
+
+/* Tell whether all tensors of some leaves lie on the host. */
+static int is_here(PyObject *leaves)
+{
+    if (!PyList_Check(leaves))
+        return 1;
+    for (Py_ssize_t i = 0; i < PyList_Size(leaves); i++) {
+        PyObject *value = PyTuple_GetItem(PyList_GetItem(leaves, i), 1);
+        if (Py_TYPE(value) == seen_type && ((Seen *)value)->device)
+            return 0;
+    }
+    return 1;
+}
+
+/* Play an event, if it is plain. */
+static int play_event(Play *play, PyObject *event)
+{
+    PyObject *part[5] = {NULL};
+    const Py_ssize_t count = PyTuple_Check(event) ? PyTuple_Size(event) : 0;
+    for (Py_ssize_t i = 0; i < count && i < 5; i++)
+        part[i] = PyTuple_GetItem(event, i);
+    if (play->opened == MOST_OPEN || play->functions_open == MOST_OPEN)
+        return REFUSED;
+    if (count == 3)
+        return is_here(part[2]) ? play_module(play, part[0], part[1], part[2]) : REFUSED;
+    if (count == 5)
+        return play->opened && is_here(part[2]) && is_here(part[3])
+                   ? play_operator(play, part[0], part[1], part[2], part[3], part[4])
+                   : REFUSED;
+    if (count == 1)
+        return play->functions_open && is_here(part[0]) ? play_function_end(play, part[0]) : REFUSED;
+    if (count != 4)
+        return REFUSED;
+    return play_views(play, part[0], part[1], part[2], part[3]);
+}
+
+/* Take the next event, also with an exception set: whoever asks again must not get the same one. */
+static PyObject *next_event(Play *play)
+{
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    PyObject *event = PyObject_CallMethodObjArgs(play->now.waiting, popleft_name, NULL);
+    if (kind) {
+        PyErr_Clear();
+        PyErr_Restore(kind, value, trace);
+    }
+    return event;
+}
+
+/* Play what waits. `left`: the first event that is Python's to play. */
+static int play_waiting(Play *play, PyObject **left)
+{
+    int ready = take_open(play);
+    if (ready == DONE)
+        ready = take_hand(play);
+    int done = ready == FAILED ? FAILED : DONE;
+    if (ready == FAILED)
+        Py_XDECREF(next_event(play));
+    while (done != FAILED && !*left && play->made < MANY_ROWS && PyObject_Size(play->now.waiting) > 0) {
+        PyObject *event = next_event(play);
+        done = !event ? FAILED : ready == DONE ? play_event(play, event) : REFUSED;
+        if (done == REFUSED)
+            *left = event;
+        else
+            Py_XDECREF(event);
+    }
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    if (ready == DONE && (give_number(play) != DONE || give_open(play) != DONE))
+        done = FAILED;
+    drop_all(play);
+    if (kind) {
+        PyErr_Clear();
+        PyErr_Restore(kind, value, trace);
+    }
+    return done;
+}
+
+/* Take the parts of a tuple, borrowed. */
+static int unpack_tuple(PyObject *tuple, PyObject **to, size_t size)
+{
+    const Py_ssize_t count = (Py_ssize_t)(size / sizeof *to);
+    if (!tuple || !PyTuple_Check(tuple) || PyTuple_Size(tuple) != count)
+        return FAILED;
+    for (Py_ssize_t i = 0; i < count; i++)
+        to[i] = PyTuple_GetItem(tuple, i);
+    return DONE;
+}
+
+/* play(means, now, packing): play what waits. Returns the first event that is Python's to play, or None: all are played, or
+   there are many rows. On an error, the event at hand is spent. */
+static PyObject *tape_play(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    Play *play = PyMem_Calloc(1, sizeof *play);
+    if (!play)
+        return PyErr_NoMemory();
+    PyObject *left = NULL;
+    if (count != 3 || unpack_tuple(given[2], (PyObject **)&play->into, sizeof play->into) != DONE
+        || unpack_tuple(play->into.chains, (PyObject **)&play->chains, sizeof play->chains) != DONE
+        || unpack_tuple(given[0], (PyObject **)&play->means, sizeof play->means) != DONE
+        || unpack_tuple(given[1], (PyObject **)&play->now, sizeof play->now) != DONE
+        || unpack_tuple(play->now.counts, (PyObject **)&play->counts, sizeof play->counts) != DONE)
+        PyErr_SetString(PyExc_TypeError, "play(means, now, packing)");
+    else if (play_waiting(play, &left) == FAILED)
+        Py_CLEAR(left);
+    else if (!left)
+        left = nothing();
+    PyMem_Free(play);
+    return left;
+}

@@ -1,0 +1,333 @@
+"""Playing the tape in C: the rows are those that Python makes, whatever the program does."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import Counter, deque
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import llmdebug_nb as ld
+import test_operator_tape
+import test_tape
+from llmdebug_nb.capture.calls import Counts, OpenCall
+from llmdebug_nb.capture.recorder import Recorder
+from llmdebug_nb.capture.rows import MANY
+from llmdebug_nb.capture.tape import native, player
+from llmdebug_nb.capture.tape.player import Player
+from llmdebug_nb.core.batches import NO_ROWS, count_packed
+from llmdebug_nb.core.columns import COLUMNS
+from test_tape import tables
+
+pytestmark = pytest.mark.skipif(native.player_in_c() is None, reason="the tape was not built")
+LONG = 3_000  # characters: more than a row usually has
+
+
+def in_python(patch):
+    patch.setattr(player, "player_in_c", lambda: None)
+
+
+@contextlib.contextmanager
+def counting():
+    """Count the events that C and Python play."""
+    played = Counter()
+    with pytest.MonkeyPatch.context() as patch:
+        one, rows = Player._play_event, Recorder.pack
+        patch.setattr(
+            Player, "_play_event", lambda self, event: (played.update(["Python"]), one(self, event))
+        )
+
+        def pack(self, play):
+            before, left = count_packed(self.hand.packed), rows(self, play)
+            played["C"] += max(0, count_packed(self.hand.packed) - before)
+            return left
+
+        patch.setattr(Recorder, "pack", pack)
+        yield played
+
+
+def recorded(folder, name, model, *inputs, grad=False, **options):
+    options = {"mode": "module+api+aten", "stats_only": True, "tokens": "all", **options}
+    with torch.set_grad_enabled(grad), ld.dump(model, name=name, path=folder, **options) as run:
+        for _ in range(2):
+            model(*(each.clone() for each in inputs))
+    return run
+
+
+def both(folder, model, *inputs, **options):
+    """Return the tables of a run that C has played, and of one that Python has played."""
+    in_c = recorded(folder, "c", model, *inputs, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        in_python(patch)
+        other = recorded(folder, "python", model, *inputs, **options)
+    assert in_c.meta["problems"] == other.meta["problems"]
+    assert in_c.meta["lost"] == other.meta["lost"]
+    return tables(in_c), tables(other)
+
+
+@pytest.mark.parametrize("options", test_operator_tape.OPTIONS, ids=str)
+def test_operators_have_the_rows_that_python_makes(options, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    model = test_operator_tape.Model()
+    in_c = tables(test_operator_tape.recorded(tmp_path, "c", model, **options))
+    in_python(monkeypatch)
+    assert in_c == tables(test_operator_tape.recorded(tmp_path, "python", model, **options))
+
+
+@pytest.mark.parametrize("options", test_tape.OPTIONS, ids=str)
+def test_modules_have_the_rows_that_python_makes(options, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    model = test_tape.Model()
+    in_c = tables(test_tape.recorded(tmp_path, "c", model, **options)[0])
+    in_python(monkeypatch)
+    assert in_c == tables(test_tape.recorded(tmp_path, "python", model, **options)[0])
+
+
+class Step(torch.nn.Module):
+    """Does what a list of words says; a list in it is what a module inside does."""
+
+    def __init__(self, plan):
+        super().__init__()
+        self.plan = plan
+        self.inner = torch.nn.ModuleList(Step(part) for part in plan if isinstance(part, list))
+
+    def forward(self, x, scale=1.0, *more, **named):
+        inner = iter(self.inner)
+        for part in self.plan:
+            if isinstance(part, list):
+                with contextlib.suppress(ArithmeticError):
+                    x = next(inner)(x, *more, mask={"x": x}, flag=None)
+            else:
+                x = DO[part](x)
+        return x if scale else (x, scale)
+
+
+def fail(x):
+    raise ArithmeticError("the program fails")
+
+
+def refused(x):
+    with contextlib.suppress(RuntimeError):
+        x.view(7, 7)
+    return x
+
+
+DO = {
+    "add": lambda x: x + 1,
+    "change": lambda x: x.mul_(0.5),
+    "transpose": lambda x: x.t(),
+    "back": lambda x: x.t().t(),
+    "split": lambda x: torch.cat(x.chunk(2, -1), 0).view(x.shape),
+    "copy": lambda x: x.flip(0).contiguous().reshape(-1).view(x.shape),
+    "function": lambda x: torch.nn.functional.softmax(x, -1),
+    "fails": fail,
+    "refused": refused,
+    "number": lambda x: x * float(x.sum() > 0),
+}
+PLANS = st.recursive(
+    st.lists(st.sampled_from(sorted(DO)), max_size=4),
+    lambda inner: st.lists(st.one_of(st.sampled_from(sorted(DO)), inner), max_size=5),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(plan=PLANS, mode=st.sampled_from(["module", "module+aten", "api", "module+api+aten"]))
+def test_any_program_has_the_rows_that_python_makes(plan, mode, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plan")
+    model = torch.nn.Sequential(Step([*plan, ["add", plan]]))
+    in_c, other = both(folder, Guarded(model), torch.arange(16.0).view(4, 4) - 7, mode=mode)
+    assert in_c == other
+
+
+class Guarded(torch.nn.Module):
+    """Runs a program that may fail."""
+
+    def __init__(self, program):
+        super().__init__()
+        self.program = program
+
+    def forward(self, x):
+        with contextlib.suppress(ArithmeticError):
+            x = self.program(x)
+        return x + 0
+
+
+def test_c_plays_nearly_all(tmp_path):
+    with counting() as played:
+        recorded(tmp_path, "run", test_operator_tape.llama(), torch.tensor([[5, 7, 9, 11]]))
+    assert played["C"] > 500
+    assert played["Python"] <= 5
+
+
+class Repeats(torch.nn.Module):
+    def __init__(self, times):
+        super().__init__()
+        self.times = times
+        self.act = torch.nn.Identity()
+
+    def forward(self, x):
+        for _ in range(self.times):
+            x = self.act(x)
+        return x
+
+
+def test_many_rows_of_a_root_call_are_committed_meanwhile(tmp_path, monkeypatch):
+    batches = []
+    commit = Recorder.flush
+    monkeypatch.setattr(
+        Recorder,
+        "flush",
+        lambda self, calls=(): (batches.append(self.hand.count), commit(self, calls)),
+    )
+    in_c, other = both(tmp_path, Repeats(3 * MANY), torch.ones(2), mode="module")
+    assert in_c == other
+    assert len(in_c["records"]) > 6 * MANY
+    assert max(batches) < 2 * MANY
+
+
+class Nested(torch.nn.Module):
+    def __init__(self, depth):
+        super().__init__()
+        self.inner = Nested(depth - 1) if depth else None
+
+    def forward(self, x):
+        return x + 1 if self.inner is None else self.inner(x)
+
+
+def test_calls_that_lie_deep_in_each_other_are_pythons_to_play(tmp_path):
+    model = Nested(200)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    try:
+        in_c, other = both(tmp_path, model, torch.ones(2), mode="module+aten")
+    finally:
+        sys.setrecursionlimit(limit)
+    assert in_c == other
+    assert len(in_c["records"]) > 800
+
+
+class Named(torch.nn.Module):
+    """Is given tensors under names of any length, and numbers of any size."""
+
+    def __init__(self, name, number):
+        super().__init__()
+        self.name, self.number = name, number
+        self.inner = torch.nn.Identity()
+        self.takes = Takes()
+
+    def forward(self, x):
+        self.takes(x, {self.name: x}, self.number)
+        return self.inner(x)
+
+
+class Takes(torch.nn.Module):
+    def forward(self, x, named, number):
+        return x
+
+
+@pytest.mark.parametrize(
+    "name", ["é" * LONG, "a.b", "", "\U0001f600", "x" * 31, "x" * 32, "x" * 256]
+)
+def test_names_of_any_length_are_whole(name, tmp_path):
+    in_c, other = both(tmp_path, Named(name, 10**250), torch.ones(2))
+    assert in_c == other
+    slots = {row[COLUMNS.index("slot")] for row in in_c["records"]}
+    assert "1." + name.replace(".", "\\.") in slots
+
+
+@pytest.mark.parametrize("number", [-1, 2**31, 2**63, 2**64, 1.5, float("nan"), True, 1j, "text"])
+def test_numbers_and_texts_are_those_of_python(number, tmp_path):
+    in_c, other = both(tmp_path, Named("x", number), torch.ones(2))
+    assert in_c == other
+
+
+def test_an_event_that_fails_is_a_problem_and_the_others_are_played(tmp_path):
+    """Python shows no number with so many digits."""
+    in_c, other = both(
+        tmp_path, Named("x", 10 ** (sys.get_int_max_str_digits() + 5)), torch.ones(2)
+    )
+    assert in_c == other
+    assert any(row[2] == "inner" for row in in_c["records"])
+
+
+def test_half_a_character_in_a_name_or_text_is_written_out(tmp_path):
+    in_c, other = both(tmp_path, Named("\ud800", "\udfff"), torch.ones(2))
+    assert in_c == other
+    assert "1.\\ud800" in {row[COLUMNS.index("slot")] for row in in_c["records"]}
+    assert "\\udfff" in {row[6] for row in in_c["scalars"]}
+
+
+def test_a_forward_that_the_program_replaces_has_its_own_parameters(tmp_path):
+    class Program(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.takes = Takes()
+
+        def forward(self, x):
+            self.takes(x, x, 1)
+            self.takes.forward = lambda first, second, third: first
+            self.takes(x, x, 1)
+            del self.takes.forward
+            self.takes.__class__ = Other
+            self.takes(x, x, 1)
+            self.takes.__class__ = Takes
+            return x
+
+    class Other(torch.nn.Module):
+        def forward(self, one, two, three):
+            return one
+
+    in_c, other = both(tmp_path, Program(), torch.ones(2), mode="module")
+    assert in_c == other
+    names = {row[COLUMNS.index("argument")] for row in in_c["records"] if row[2] == "takes"}
+    assert names >= {"x", "named", "first", "second", "one", "two"}
+
+
+def arguments(waiting, recorder=None):
+    """Return arguments of the player in C, for events that say nothing."""
+
+    class Nobody:
+        records = 0
+
+        class hand:
+            packed, called, operators, scalars = bytearray(NO_ROWS), [], [], []
+
+    def nothing(*_):
+        return None
+
+    return (
+        native.Means(OpenCall, nothing, {}, nothing, nothing, nothing, {}, {}, True, False),
+        native.Now(waiting, [], [], Counts({}, {}, {}), 0, ""),
+        native.Packing(recorder or Nobody(), {}, [], ({}, [], {}, nothing, nothing)),
+    )
+
+
+@pytest.mark.parametrize("event", [(), (1, 2), (1, 2, 3, 4, 5, 6), None, "text", (None,)])
+def test_an_event_of_another_shape_is_pythons_to_play(event):
+    waiting = deque([event, "next"])
+    assert native.player_in_c()(*arguments(waiting)) is event or event is None
+    assert [*waiting] == ["next"]
+
+
+@pytest.mark.parametrize("recorder", [object(), "text"])
+def test_a_recorder_that_lacks_what_is_needed_is_an_error_and_the_event_is_spent(recorder):
+    waiting = deque([(1,), (2,)])
+    with pytest.raises(AttributeError):
+        native.player_in_c()(*arguments(waiting, recorder=recorder))
+    assert [*waiting] == [(2,)]
+
+
+@pytest.mark.parametrize("given", [(), (1, 2, 3), ((), (), ())])
+def test_other_arguments_are_refused(given):
+    with pytest.raises(TypeError, match="play"):
+        native.player_in_c()(*given)
+
+
+def test_a_packed_row_has_all_columns(tmp_path):
+    in_c, _ = both(tmp_path, Repeats(1), torch.ones(2))
+    assert {len(row) for row in in_c["records"]} == {len(COLUMNS)}
