@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
+import threading
 from collections import Counter, deque
 
 import pytest
@@ -17,9 +19,10 @@ import test_tape
 from llmdebug_nb.capture.calls import Counts, OpenCall
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.rows import MANY
+from llmdebug_nb.capture.signatures import Signatures
 from llmdebug_nb.capture.tape import native, player
 from llmdebug_nb.capture.tape.player import Player
-from llmdebug_nb.core.batches import NO_ROWS, count_packed
+from llmdebug_nb.core.batches import NO_ROWS
 from llmdebug_nb.core.columns import COLUMNS
 from test_tape import tables
 
@@ -36,17 +39,20 @@ def counting():
     """Count the events that C and Python play."""
     played = Counter()
     with pytest.MonkeyPatch.context() as patch:
-        one, rows = Player._play_event, Recorder.pack
-        patch.setattr(
-            Player, "_play_event", lambda self, event: (played.update(["Python"]), one(self, event))
-        )
+        by_python, in_c = Player._play_event, Player._play_in_c
 
-        def pack(self, play):
-            before, left = count_packed(self.hand.packed), rows(self, play)
-            played["C"] += max(0, count_packed(self.hand.packed) - before)
+        def play_event(self, event):
+            played["Python"] += 1
+            by_python(self, event)
+
+        def play_in_c(self):
+            before = len(self._waiting)
+            left = in_c(self)
+            played["C"] += before - len(self._waiting) - (left is not None)
             return left
 
-        patch.setattr(Recorder, "pack", pack)
+        patch.setattr(Player, "_play_event", play_event)
+        patch.setattr(Player, "_play_in_c", play_in_c)
         yield played
 
 
@@ -59,14 +65,30 @@ def recorded(folder, name, model, *inputs, grad=False, **options):
 
 
 def both(folder, model, *inputs, **options):
-    """Return the tables of a run that C has played, and of one that Python has played."""
-    in_c = recorded(folder, "c", model, *inputs, **options)
+    """Return the tables of a run that C has played, and of one that Python has played.
+
+    What lies directly in a recorded model goes the long way, as it may be called from outside.
+    """
+    model = torch.nn.Sequential(Only(model))
+    again = copy.deepcopy(model)
+    with counting() as played:
+        in_c = recorded(folder, "c", model, *inputs, **options)
+    assert played["C"]
     with pytest.MonkeyPatch.context() as patch:
         in_python(patch)
-        other = recorded(folder, "python", model, *inputs, **options)
+        other = recorded(folder, "python", again, *inputs, **options)
     assert in_c.meta["problems"] == other.meta["problems"]
     assert in_c.meta["lost"] == other.meta["lost"]
     return tables(in_c), tables(other)
+
+
+class Only(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args):
+        return self.inner(*args)
 
 
 @pytest.mark.parametrize("options", test_operator_tape.OPTIONS, ids=str)
@@ -252,7 +274,7 @@ def test_an_event_that_fails_is_a_problem_and_the_others_are_played(tmp_path):
         tmp_path, Named("x", 10 ** (sys.get_int_max_str_digits() + 5)), torch.ones(2)
     )
     assert in_c == other
-    assert any(row[2] == "inner" for row in in_c["records"])
+    assert any(row[2].endswith("inner.takes") for row in in_c["records"])
 
 
 def test_half_a_character_in_a_name_or_text_is_written_out(tmp_path):
@@ -262,30 +284,41 @@ def test_half_a_character_in_a_name_or_text_is_written_out(tmp_path):
     assert "\\udfff" in {row[6] for row in in_c["scalars"]}
 
 
-def test_a_forward_that_the_program_replaces_has_its_own_parameters(tmp_path):
-    class Program(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.takes = Takes()
+class OtherTakes(torch.nn.Module):
+    def forward(self, one, two, three):
+        return one
 
-        def forward(self, x):
-            self.takes(x, x, 1)
-            self.takes.forward = lambda first, second, third: first
-            self.takes(x, x, 1)
-            del self.takes.forward
-            self.takes.__class__ = Other
-            self.takes(x, x, 1)
-            self.takes.__class__ = Takes
-            return x
 
-    class Other(torch.nn.Module):
-        def forward(self, one, two, three):
-            return one
+def give_it_a_forward(module):
+    module.forward = lambda first, second, third: first
 
-    in_c, other = both(tmp_path, Program(), torch.ones(2), mode="module")
+
+def give_it_a_class(module):
+    module.__class__ = OtherTakes
+
+
+class Changes(torch.nn.Module):
+    """Changes a module in it before its second call."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.takes, self.change, self.calls = Takes(), change, 0
+
+    def forward(self, x):
+        if self.calls == 1:
+            self.change(self.takes)
+        self.calls += 1
+        return self.takes(x, x, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"), [(give_it_a_forward, "first"), (give_it_a_class, "one")]
+)
+def test_a_module_that_the_program_changes_is_read_anew(change, name, tmp_path):
+    in_c, other = both(tmp_path, Changes(change), torch.ones(2), mode="module")
     assert in_c == other
-    names = {row[COLUMNS.index("argument")] for row in in_c["records"] if row[2] == "takes"}
-    assert names >= {"x", "named", "first", "second", "one", "two"}
+    calls = [row for row in in_c["records"] if row[2].endswith("takes")]
+    assert {"x", name} <= {row[COLUMNS.index("argument")] for row in calls}
 
 
 def arguments(waiting, recorder=None):
@@ -331,3 +364,96 @@ def test_other_arguments_are_refused(given):
 def test_a_packed_row_has_all_columns(tmp_path):
     in_c, _ = both(tmp_path, Repeats(1), torch.ones(2))
     assert {len(row) for row in in_c["records"]} == {len(COLUMNS)}
+
+
+class Keywords(torch.nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        self.name, self.takes = name, Any()
+
+    def forward(self, x):
+        return self.takes(x, **{self.name: x})
+
+
+class Any(torch.nn.Module):
+    def forward(self, x, **named):
+        return x
+
+
+def test_half_a_character_in_a_keyword_is_written_out(tmp_path):
+    in_c, other = both(tmp_path, Keywords("\ud800"), torch.ones(2))
+    assert in_c == other
+    slots = {row[COLUMNS.index("slot")] for row in in_c["records"]}
+    assert "kwargs.\\ud800" in slots
+
+
+def test_parameters_that_cannot_be_found_out_leave_the_call_open(tmp_path, monkeypatch):
+    """Both count one problem and go on."""
+
+    def fails(self, module):
+        if isinstance(module, Takes):
+            raise LookupError("no parameters")
+        return ()
+
+    monkeypatch.setattr(Signatures, "of", fails)
+    in_c, other = both(tmp_path, Named("x", 1), torch.ones(2), mode="module")
+    assert in_c == other
+
+
+def test_a_finalizer_that_calls_a_part_of_the_model_loses_nothing(tmp_path, monkeypatch):
+    """It may run whenever Python makes an object, also while C plays."""
+    model = torch.nn.Sequential(Only(Two()))
+    seen = Signatures.of
+
+    def meddles(self, module):
+        if isinstance(module, Takes) and not model.done:
+            model.done = True
+            model[0].inner.other(torch.ones(2).to_sparse())
+        return seen(self, module)
+
+    counts = []
+    for name in ("c", "python"):
+        model.done = False
+        with monkeypatch.context() as patch:
+            patch.setattr(Signatures, "of", meddles)
+            if name == "python":
+                in_python(patch)
+            run = recorded(tmp_path, name, model, torch.ones(2), mode="module")
+        rows = tables(run)["records"]
+        assert [row[0] for row in rows] == [*range(len(rows))]
+        assert run.meta["problems"] == {}
+        counts.append(Counter((row[2], row[5]) for row in rows))
+    assert counts[0] == counts[1]
+
+
+class Two(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.takes, self.other = Takes(), torch.nn.Identity()
+
+    def forward(self, x):
+        for _ in range(3):
+            x = self.takes(self.other(x), x, 1)
+        return x
+
+
+def test_no_call_of_several_threads_is_lost(tmp_path):
+    model = torch.nn.Sequential(Only(Two()))
+    barrier, steps = threading.Barrier(4), 40
+
+    def work():
+        barrier.wait()
+        with torch.no_grad():
+            for _ in range(steps):
+                model(torch.ones(2))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    with ld.dump(model, name="run", path=tmp_path, stats_only=True, tokens="all") as run:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    found = tables(run)
+    calls = Counter(row[1] for row in found["calls"])
+    assert set(calls.values()) == {4 * steps, 3 * 4 * steps}
+    assert len(found["root_calls"]) == 4 * steps

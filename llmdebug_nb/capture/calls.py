@@ -40,6 +40,7 @@ class OpenCall:
     """
 
     # defaults of the class: a call is made between two operators of the program, as fast as can be
+    # (in C, too, without `__init__`: see playing.h)
     inputs: list[Leaf]
     name, phase, module_id = "", "forward", ""
     id: str | None = None

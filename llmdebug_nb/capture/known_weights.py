@@ -33,6 +33,14 @@ class KnownWeights:
         """Tell whether a tensor in the storage of that number is large, and a part of a weight."""
         return place in self.storages and tensor.nbytes > SMALL
 
+    def has_part(self, tensor: torch.Tensor) -> bool:
+        """Tell the same of a tensor whose storage is not known yet."""
+        try:
+            is_large = tensor.nbytes > SMALL
+            return is_large and pytorch.storage_number(tensor.untyped_storage()) in self.storages
+        except (RuntimeError, NotImplementedError):  # it has none
+            return False
+
     def row_of(self, tensor: torch.Tensor, row: Row) -> Row | None:
         """Return the row of a weight, or of a view of one, if its version and a sample agree.
 

@@ -54,7 +54,8 @@ class Recorder:
     ``records``, ``kept``: count of rows, and of rows with a payload. ``distinct``: of payloads.
     ``lost``: by reason, the count of wanted payloads that are missing. ``failure``: the error of a
     sink that can't go on (disk full); recording then continues without it and counts.
-    ``devices``: the rows of tensors on accelerators.
+    ``devices``: the rows of tensors on accelerators. ``hand``: rows that are not committed yet.
+    ``policy``: which payloads are kept, and how many bytes were.
     ``watch``: is shown all rows before they are committed. ``weights``: those of the models.
     """
 
@@ -64,7 +65,7 @@ class Recorder:
         self.lost: Counter[str] = Counter()
         self.failure: StoreError | None = None
         self.watch: Callable[[list[Row]], None] | None = None
-        self._policy = Policy(options, sink.shortage)
+        self.policy = Policy(options, sink.shortage)
         other = options.fingerprint != ALGORITHM
         self._shown_fingerprint = ALGORITHMS[options.fingerprint] if other else None
         self._lock = threading.RLock()
@@ -137,11 +138,11 @@ class Recorder:
 
     def _seen_at_once(self, role: str, tensor: torch.Tensor) -> native.Seen | None:
         """Return what C makes of a tensor; None if more is wanted, or something is unusual."""
-        more = self._policy.wanted or self._shown_fingerprint or self.weights.storages
-        anew = self._uncounted or not self.devices.recognizes
-        if more or pytorch.is_wrapped(tensor):
+        if self.policy.wanted or self._shown_fingerprint or pytorch.is_wrapped(tensor):
             return None
-        return self.devices.eye.look(tensor, role == "output", anew)
+        anew = self._uncounted or not self.devices.recognizes
+        is_weight = self.weights.storages and self.weights.has_part(tensor)
+        return None if is_weight else self.devices.eye.look(tensor, role == "output", anew)
 
     def record_seen(
         self, call: RecordedCall, role: str, leaves: Iterable[Leaf], phase: str = "forward"
@@ -183,10 +184,9 @@ class Recorder:
     def pack(self, play: Callable[[native.Packing], T]) -> T:
         """Let ``play`` pack records itself."""
         with self._lock:
-            result = play(native.Packing(self, self._producers, self._seen, self._chains.in_c()))
             if self.hand.is_full:
                 self.flush()
-        return result
+            return play(native.Packing(self, self._producers, self._seen, self._chains.in_c()))
 
     def settle(self, tensor: torch.Tensor) -> None:
         """Promise that a tensor never changes again: until the root call ends it is read once."""
@@ -207,8 +207,9 @@ class Recorder:
 
     def record_call(self, call: RecordedCall) -> None:
         """Record that a call began, with its execution id. Call it in execution order."""
-        if call.id is not None:
-            self.hand.called.append((call.root_call, call.path, call.number, call.id))
+        with self._lock:
+            if call.id is not None:
+                self.hand.called.append((call.root_call, call.path, call.number, call.id))
 
     def record_operator(self, row: Row) -> None:
         """Record an operator call, a row of `columns.OPERATORS`. Call it in execution order."""
@@ -227,11 +228,6 @@ class Recorder:
         with self._lock:
             for weight in weights:
                 self.weights.add(self._placements.local(weight)[0])
-
-    @property
-    def written(self) -> int:
-        """Bytes of payload written so far."""
-        return self._policy.written
 
     # -- rows -----------------------------------------------------------------------------------
 
@@ -323,7 +319,7 @@ class Recorder:
         if data is not None and self._shown_fingerprint is not None:
             row[rows.FINGERPRINT] = self._shown_fingerprint(data)
         self._measure(row, tensor, where)
-        if self._policy.wanted:
+        if self.policy.wanted:
             self._keep_part(row, tensor, data)
 
     def _describe_seen(self, row: Row, tensor: torch.Tensor, seen: native.Seen) -> None:
@@ -336,7 +332,7 @@ class Recorder:
             return
         if self._shown_fingerprint is not None:
             row[rows.FINGERPRINT] = self._shown_fingerprint(to_bytes(tensor))
-        if self._policy.wanted:
+        if self.policy.wanted:
             self._keep_part(row, tensor, to_bytes(tensor))
 
     def _repeat(self, row: Row, known: Row) -> None:
@@ -370,13 +366,13 @@ class Recorder:
             if whole is None:
                 whole = to_bytes(tensor)
                 row[rows.FINGERPRINT] = (self._shown_fingerprint or fingerprint)(whole)
-            if self._policy.part_name is None:
+            if self.policy.part_name is None:
                 return whole
-            row[rows.KEPT], row[rows.KEPT_SHAPE] = self._policy.part_name, geometry.shape_text(part)
+            row[rows.KEPT], row[rows.KEPT_SHAPE] = self.policy.part_name, geometry.shape_text(part)
             return to_bytes(part)
 
         try:
-            part = self._policy.part(tensor)
+            part = self.policy.part(tensor)
         except NotKept as why:
             self._lose(row, str(why))
         else:
@@ -387,7 +383,7 @@ class Recorder:
         if self.failure is not None:
             raise self.failure
         try:
-            self._policy.admit(nbytes)
+            self.policy.admit(nbytes)
         except NotKept as why:
             self._lose(row, str(why))
             return
@@ -417,10 +413,10 @@ class Recorder:
         """Drop root calls; later steps share no values with earlier ones. ``into``: see `Sink`."""
         with self._lock:
             self._by_content.clear()
-            if self._policy.wanted:
+            if self.policy.wanted:
                 self.weights.forget_rows()
             try:
-                self._policy.free(self.sink.drop(calls, into))
+                self.policy.free(self.sink.drop(calls, into))
             except StoreError as error:
                 self.failure = error
 

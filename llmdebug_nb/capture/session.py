@@ -186,7 +186,7 @@ class Session:
         parts, recorder = self._parts, self._parts.recorder
         steps = [call.step for call in parts.steps.calls]
         paused = parts.filter.paused or not parts.filter.enabled
-        return Progress(steps, recorder.records, recorder.written, paused)
+        return Progress(steps, recorder.records, recorder.policy.written, paused)
 
     def refusal(self) -> CaptureError | None:
         """Return the error that explains an empty recording, or None if it isn't empty."""

@@ -76,10 +76,11 @@ def call_inputs(args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[
         else:
             inputs += _walk(value, str(i), ())
     for name, value in kwargs.items():
+        slot = f"kwargs.{_writable(name)}"
         if type(value) in LEAVES:
-            inputs.append((f"kwargs.{name}", value))
+            inputs.append((slot, value))
         else:
-            inputs += _walk(value, f"kwargs.{name}", ())
+            inputs += _walk(value, slot, ())
     return inputs
 
 
@@ -90,7 +91,7 @@ def operator_inputs(args: tuple[object, ...], kwargs: Mapping[str, object]) -> I
     """
     for name, value in (
         *((str(i), value) for i, value in enumerate(args)),
-        *((f"kwargs.{k}", v) for k, v in kwargs.items()),
+        *((f"kwargs.{_writable(k)}", v) for k, v in kwargs.items()),
     ):
         if type(value) in LEAVES or isinstance(value, torch.Tensor):
             yield name, value

@@ -34,8 +34,11 @@ def add(db: sqlite3.Connection, rows: Sequence[Sequence[Sequence[object]]]) -> N
 
 def add_packed(db: sqlite3.Connection, records: bytes | bytearray) -> None:
     """Let records wait that are packed already, as `Batch` says."""
-    if count_packed(records):
-        db.execute(columns.WAITING.insert, (_pack((msgspec.Raw(records), (), (), ())),))
+    packed, count = _pack((msgspec.Raw(records), (), (), ())), count_packed(records)
+    if count > _MOST:
+        insert_all(db, _unpack(packed))
+    elif count:
+        db.execute(columns.WAITING.insert, (packed,))
 
 
 def batches(db: sqlite3.Connection) -> list[int]:

@@ -21,7 +21,10 @@ _LONGEST = 80  # characters of arguments: a view has a few numbers
 
 
 class _Step:
-    """A place that a view led to. ``recorded``: a record with its values tells the way to it."""
+    """A place that a view led to. ``recorded``: a record with its values tells the way to it.
+
+    C makes them, too, without `__init__`: see playing.h.
+    """
 
     __slots__ = ("before", "recorded", "view")
 

@@ -117,6 +117,7 @@ class Player:
         self._functions: list[OpenCall | None] = []  # those that are open; None: not recorded
         self._owner: int | None = None
         self._state: dict[str, object] = {}  # of that thread
+        self._playing = False
         self._in_c = player_in_c()
         self._means = Means(
             OpenCall, listener.signatures.of, self._views, _view, scalar_text, argument_of, {}, {},
@@ -210,14 +211,19 @@ class Player:
                 here.update(own)
 
     def _play(self) -> None:
-        # nothing in here may play again: the events that wait would come inside the one at hand
-        if self.tape:
-            self._waiting += self.tape.take()
-        while self._waiting:  # one raised: go on behind it
-            count = len(self._waiting)
-            self._attempt(self._play_events)
-            if len(self._waiting) == count:
-                self._waiting.popleft()
+        if self._playing:  # a finalizer runs: events that wait would come inside the one at hand
+            return
+        self._playing = True
+        try:
+            if self.tape:
+                self._waiting += self.tape.take()
+            while self._waiting:  # one raised: go on behind it
+                count = len(self._waiting)
+                self._attempt(self._play_events)
+                if len(self._waiting) == count:
+                    self._waiting.popleft()
+        finally:
+            self._playing = False
 
     def _play_events(self) -> None:
         while self._waiting:

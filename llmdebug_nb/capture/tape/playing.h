@@ -3,12 +3,12 @@
    Part of tape.c. `play` does what player.py does event by event, and stops at one that is unusual: that one is Python's to
    play. It works on Python's own lists and counters, so either goes on where the other has stopped. */
 
-enum { MOST_OPEN = 512, USUAL_ROW = 1 << 10, MANY_ROWS = 4096 /* as in recorder.py */, SHOWN = 200 /* as in walk.py */ };
-enum { COLUMN_COUNT = 28, WITHOUT_VALUES = 5 /* of them, from the offset on */, HEAD = 5 /* bytes before the first row */ };
+enum { MOST_OPEN = 512, MANY_ROWS = 4096 /* as in rows.py */, SHOWN = 200 /* as in walk.py */ };
+enum { COLUMN_COUNT = 28, WITHOUT_VALUES = 5 /* of them, from the offset on */ };
 
 static PyObject *records_name, *hand_name, *packed_name, *called_name, *operators_name, *scalars_name, *path_name, *op_name,
     *level_name, *number_name, *id_name, *module_id_name, *selected_name, *recorded_name, *parameters_name, *name_name,
-    *wanted_name, *dict_name, *popleft_name, *class_name, *before_name, *view_name;
+    *wanted_name, *dict_name, *popleft_name, *class_name, *before_name, *view_name, *root_call_name;
 static PyObject *forward_text, *input_text, *output_text, *module_text, *aten_text, *empty_text, *none_text;
 
 /* A call that has not ended. `object`: what Python knows it as; NULL: it does not yet. */
@@ -39,13 +39,6 @@ typedef struct {
     PyObject *object, *packed, *called, *operators, *scalars;
 } Hand;
 
-/* A row that is being packed. `room`: of `bytes`, which grow. `failed`: no memory, or something is no text. */
-typedef struct {
-    unsigned char *bytes;
-    int64_t size, room;
-    int failed;
-} Packing;
-
 typedef struct {
     Into into;
     Chains chains;
@@ -53,8 +46,8 @@ typedef struct {
     Now now;
     Counts counts;
     Hand hand;
-    Packing row;
-    int64_t number, made; /* of the next record; how many were made */
+    Row row;
+    int64_t made; /* how many records */
     Call *open[MOST_OPEN], *functions[MOST_OPEN];
     int opened, functions_open, kept; /* `kept`: how many open calls Python has in its list, and still are */
 } Play;
@@ -77,15 +70,14 @@ static void drop_call(Call *call)
     PyMem_Free(call);
 }
 
-/* Take over the rows in hand and the next record's number: code of Python may have committed rows, and made others. */
+/* Take over the rows that a recorder has in hand, if they are others now: code of Python may have committed those before. It
+   may run whenever an object is made, as a finalizer. */
 static int take_hand(Play *play)
 {
-    PyObject *number = PyObject_GetAttr(play->into.recorder, records_name), *hand = PyObject_GetAttr(play->into.recorder, hand_name);
-    play->number = number ? PyLong_AsLongLong(number) : -1;
-    Py_XDECREF(number);
-    if (PyErr_Occurred() || hand == play->hand.object) {
+    PyObject *hand = PyObject_GetAttr(play->into.recorder, hand_name);
+    if (!hand || hand == play->hand.object) {
         Py_XDECREF(hand);
-        return PyErr_Occurred() ? FAILED : DONE;
+        return hand ? DONE : FAILED;
     }
     Hand old = play->hand;
     play->hand = (Hand){hand, PyObject_GetAttr(hand, packed_name), PyObject_GetAttr(hand, called_name),
@@ -94,127 +86,9 @@ static int take_hand(Play *play)
     return play->hand.packed && play->hand.called && play->hand.operators && play->hand.scalars ? DONE : FAILED;
 }
 
-/* Let Python have the next record's number. */
-static int give_number(Play *play)
-{
-    PyObject *number = PyLong_FromLongLong(play->number);
-    const int done = number && PyObject_SetAttr(play->into.recorder, records_name, number) == 0 ? DONE : FAILED;
-    Py_XDECREF(number);
-    return done;
-}
-
-/* Call a function in Python. Returns a new reference. */
-static PyObject *ask_python(Play *play, PyObject *function, PyObject *first, PyObject *second)
-{
-    PyObject *answer = give_number(play) == DONE ? PyObject_CallFunctionObjArgs(function, first, second, NULL) : NULL;
-    if (answer && take_hand(play) != DONE)
-        Py_CLEAR(answer);
-    return answer;
-}
-
-/* -- packing -------------------------------------------------------------------------------------- */
-
-static void put(Packing *to, const void *bytes, int64_t size)
-{
-    if (to->size + size > to->room) {
-        const int64_t room = 2 * (to->size + size) + USUAL_ROW;
-        unsigned char *larger = PyMem_Realloc(to->bytes, (size_t)room);
-        if (!larger) {
-            to->failed = 1;
-            return;
-        }
-        to->bytes = larger, to->room = room;
-    }
-    memcpy(to->bytes + to->size, bytes, (size_t)size);
-    to->size += size;
-}
-
-static void put_big_endian(Packing *to, unsigned char kind, uint64_t value, int bytes)
-{
-    unsigned char out[9] = {kind};
-    for (int i = 0; i < bytes; i++)
-        out[1 + i] = (unsigned char)(value >> (8 * (bytes - 1 - i)));
-    put(to, out, 1 + bytes);
-}
-
-static void put_integer(Packing *to, int64_t value)
-{
-    if (value >= 0 && value < 128)
-        put(to, &(unsigned char){(unsigned char)value}, 1);
-    else if (value >= 0 && value <= UINT32_MAX)
-        put_big_endian(to, 0xce, (uint64_t)value, 4);
-    else
-        put_big_endian(to, 0xd3, (uint64_t)value, 8);
-}
-
-static void put_float(Packing *to, double value)
-{
-    uint64_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    put_big_endian(to, 0xcb, bits, 8);
-}
-
-static void put_nothing(Packing *to)
-{
-    put(to, "\xc0", 1);
-}
-
-static void put_bytes(Packing *to, const char *text, int64_t size)
-{
-    if (size < 32)
-        put(to, &(unsigned char){(unsigned char)(0xa0 | size)}, 1);
-    else if (size < 256)
-        put_big_endian(to, 0xd9, (uint64_t)size, 1);
-    else
-        put_big_endian(to, 0xdb, (uint64_t)size, 4);
-    put(to, text, size);
-}
-
-/* Pack a text or None. */
-static void put_text(Packing *to, PyObject *text)
-{
-    if (text == Py_None) {
-        put_nothing(to);
-        return;
-    }
-    Py_ssize_t size = 0;
-    const char *utf8 = PyUnicode_Check(text) ? PyUnicode_AsUTF8AndSize(text, &size) : NULL;
-    if (utf8)
-        put_bytes(to, utf8, size);
-    else
-        to->failed = 1;
-}
-
-/* Pack an integer or None. */
-static void put_number(Packing *to, PyObject *number)
-{
-    if (number == Py_None) {
-        put_nothing(to);
-        return;
-    }
-    const int64_t value = PyLong_AsLongLong(number);
-    if (value == -1 && PyErr_Occurred())
-        to->failed = 1;
-    else
-        put_integer(to, value);
-}
-
-/* Append a row to the packed array, which begins with the count of its rows. */
-static int add_packed(PyObject *array, const Packing *row)
-{
-    const Py_ssize_t before = PyByteArray_Size(array);
-    if (PyByteArray_Resize(array, before + row->size) != 0)
-        return FAILED;
-    unsigned char *data = (unsigned char *)PyByteArray_AsString(array);
-    memcpy(data + before, row->bytes, (size_t)row->size);
-    for (int i = HEAD - 1; i > 0 && ++data[i] == 0; i--)
-        ;
-    return DONE;
-}
-
 /* -- open calls ------------------------------------------------------------------------------------ */
 
-static int text_of(PyObject *object, PyObject *name, PyObject **to)
+static int attribute_of(PyObject *object, PyObject *name, PyObject **to)
 {
     *to = PyObject_GetAttr(object, name);
     return *to ? DONE : FAILED;
@@ -238,16 +112,16 @@ static Call *known_call(PyObject *object)
     }
     call->refs = 1;
     Py_INCREF(call->object = object);
-    int done = text_of(object, path_name, &call->path);
-    done = done == DONE ? text_of(object, op_name, &call->op) : done;
-    done = done == DONE ? text_of(object, level_name, &call->level) : done;
-    done = done == DONE ? text_of(object, module_text, &call->module) : done;
-    done = done == DONE ? text_of(object, number_name, &call->number) : done;
-    done = done == DONE ? text_of(object, id_name, &call->id) : done;
-    done = done == DONE ? text_of(object, module_id_name, &call->module_id) : done;
-    done = done == DONE ? text_of(object, parameters_name, &call->parameters) : done;
+    int done = attribute_of(object, path_name, &call->path);
+    done = done == DONE ? attribute_of(object, op_name, &call->op) : done;
+    done = done == DONE ? attribute_of(object, level_name, &call->level) : done;
+    done = done == DONE ? attribute_of(object, module_text, &call->module) : done;
+    done = done == DONE ? attribute_of(object, number_name, &call->number) : done;
+    done = done == DONE ? attribute_of(object, id_name, &call->id) : done;
+    done = done == DONE ? attribute_of(object, module_id_name, &call->module_id) : done;
+    done = done == DONE ? attribute_of(object, parameters_name, &call->parameters) : done;
     call->selected = done == DONE ? flag_of(object, selected_name) : FAILED;
-    call->recorded = done == DONE ? flag_of(object, recorded_name) : FAILED;
+    call->recorded = call->selected >= 0 ? flag_of(object, recorded_name) : FAILED;
     if (call->selected < 0 || call->recorded < 0) {
         drop_call(call);
         return NULL;
@@ -255,22 +129,22 @@ static Call *known_call(PyObject *object)
     return call;
 }
 
-/* Make a call known to Python. */
+/* Make a call known to Python. No code of Python runs: the handler of a signal could raise in it. */
 static int make_known(Play *play, Call *call)
 {
     if (call->object)
         return DONE;
-    PyObject *object = PyObject_CallFunctionObjArgs(play->means.call_class, call->path, call->op, call->level, call->module,
-                                                    call->number, play->now.root_call, NULL);
+    PyObject *object = PyType_GenericNew((PyTypeObject *)play->means.call_class, NULL, NULL);
     PyObject *selected = call->selected ? Py_True : Py_False, *recorded = call->recorded ? Py_True : Py_False;
-    if (!object || PyObject_SetAttr(object, id_name, call->id) || PyObject_SetAttr(object, module_id_name, call->module_id)
-        || PyObject_SetAttr(object, selected_name, selected) || PyObject_SetAttr(object, recorded_name, recorded)
-        || PyObject_SetAttr(object, parameters_name, call->parameters)) {
-        Py_XDECREF(object);
-        return FAILED;
-    }
+    PyObject *names[] = {path_name, op_name, level_name, module_text, number_name, root_call_name, id_name, module_id_name,
+                         selected_name, recorded_name, parameters_name};
+    PyObject *values[] = {call->path, call->op, call->level, call->module, call->number, play->now.root_call, call->id,
+                          call->module_id, selected, recorded, call->parameters};
+    for (size_t i = 0; object && i < sizeof names / sizeof *names; i++)
+        if (PyObject_SetAttr(object, names[i], values[i]) != 0)
+            Py_CLEAR(object);
     call->object = object;
-    return DONE;
+    return object ? DONE : FAILED;
 }
 
 /* Take over the calls and functions that are open. */
@@ -410,17 +284,18 @@ static Call *leave_call(Play *play, PyObject *path)
 
 /* -- rows ------------------------------------------------------------------------------------------ */
 
-/* Append to a list; takes the reference. */
-static int add_to(PyObject *list, PyObject *row)
+/* Append a row to one of the lists in hand; takes the reference. */
+static int add_to_hand(Play *play, PyObject **list, PyObject *row)
 {
-    const int done = row && PyList_Append(list, row) == 0 ? DONE : FAILED;
+    const int done = row && take_hand(play) == DONE && PyList_Append(*list, row) == 0 ? DONE : FAILED;
     Py_XDECREF(row);
     return done;
 }
 
 static int add_call_id(Play *play, const Call *call)
 {
-    return add_to(play->hand.called, PyTuple_Pack(4, play->now.root_call, call->path, call->number, call->id));
+    PyObject *row = PyTuple_Pack(4, play->now.root_call, call->path, call->number, call->id);
+    return add_to_hand(play, &play->hand.called, row);
 }
 
 /* Return the name of the argument that a slot is or is part of, or None; a new reference. */
@@ -434,7 +309,7 @@ static PyObject *argument_of(Play *play, PyObject *slot, PyObject *parameters)
             Py_INCREF(name);
             return name;
         }
-    return ask_python(play, play->means.argument, slot, parameters);
+    return PyObject_CallFunctionObjArgs(play->means.argument, slot, parameters, NULL);
 }
 
 /* Tell whether a step is one that a record has, -1 on an error. `Step`: see view_chains.py. */
@@ -452,7 +327,7 @@ static PyObject *chain_number(Play *play, PyObject *way)
     PyObject *number = chain ? PyDict_GetItemWithError(play->chains.numbers, chain) : NULL;
     Py_XINCREF(number);
     if (chain && !number && !PyErr_Occurred())
-        number = ask_python(play, play->chains.number, chain, NULL);
+        number = PyObject_CallFunctionObjArgs(play->chains.number, chain, NULL);
     Py_XDECREF(chain);
     return number;
 }
@@ -515,6 +390,16 @@ static int is_on_way(PyObject *wanted, PyObject *step)
     return is_there;
 }
 
+/* Return a new step. `view`: None at a place where no view led. */
+static PyObject *new_step(Play *play, PyObject *before, PyObject *view)
+{
+    PyObject *step = PyType_GenericNew((PyTypeObject *)play->chains.step, NULL, NULL);
+    if (step && (PyObject_SetAttr(step, before_name, before) || PyObject_SetAttr(step, view_name, view)
+                 || PyObject_SetAttr(step, recorded_name, view == Py_None ? Py_True : Py_False)))
+        Py_CLEAR(step);
+    return step;
+}
+
 /* Note that a view led from one place of a storage to another. As `ViewChains._add`. */
 static int add_step(Play *play, PyObject *steps, PyObject *old, PyObject *new, PyObject *view)
 {
@@ -522,7 +407,7 @@ static int add_step(Play *play, PyObject *steps, PyObject *old, PyObject *new, P
     int done = DONE;
     Py_XINCREF(before);
     if (!before && !PyErr_Occurred()) {
-        before = PyObject_CallFunctionObjArgs(play->chains.step, Py_None, Py_None, NULL);
+        before = new_step(play, Py_None, Py_None);
         done = before && PyDict_SetItem(steps, old, before) == 0 ? DONE : FAILED;
     }
     PyObject *known = before && done == DONE ? PyDict_GetItemWithError(steps, new) : NULL;
@@ -530,7 +415,7 @@ static int add_step(Play *play, PyObject *steps, PyObject *old, PyObject *new, P
     if (!before || PyErr_Occurred() || is_back < 0)
         done = FAILED;
     else if (!is_back) {
-        fresh = PyObject_CallFunctionObjArgs(play->chains.step, before, view, NULL);
+        fresh = new_step(play, before, view);
         done = fresh && PyDict_SetItem(steps, new, fresh) == 0 ? DONE : FAILED;
     }
     Py_XDECREF(fresh);
@@ -559,7 +444,7 @@ static int add_view(Play *play, PyObject *view, const Seen *base, PyObject *resu
 }
 
 /* Pack the columns from the dtype to the fingerprint. */
-static void put_content(Packing *row, const Seen *seen)
+static void put_content(Row *row, const Seen *seen)
 {
     const Summary *s = &seen->summary;
     char print[] = "xxh3:0000000000000000", shape[LONGEST_SHAPE], *at = shape_in(seen, shape);
@@ -576,52 +461,71 @@ static void put_content(Packing *row, const Seen *seen)
     put_bytes(row, print, sizeof print - 1);
 }
 
-/* Pack the record of a tensor, as `Recorder.record_seen` makes its row. */
+/* Pack the row of a tensor. `producer`, `argument`, `chain`: None if it has none. */
+static void put_row(Play *play, const Call *call, PyObject *number, PyObject *role, PyObject *slot, const Seen *seen,
+                    PyObject *producer, PyObject *argument, PyObject *chain)
+{
+    Row *row = &play->row;
+    row->size = row->failed = 0;
+    put_big_endian(row, 0xdc, COLUMN_COUNT, 2);
+    put_number(row, number);
+    put_number(row, play->now.root_call);
+    put_text(row, call->path);
+    put_number(row, call->number);
+    PyObject *texts[] = {forward_text, role, slot, call->op};
+    for (int i = 0; i < 4; i++)
+        put_text(row, texts[i]);
+    put_content(row, seen);
+    put_text(row, cpu_text);
+    put_number(row, producer);
+    for (int i = 0; i < WITHOUT_VALUES; i++)
+        put_nothing(row);
+    put_text(row, argument);
+    put_number(row, chain);
+    put_nothing(row);
+}
+
+/* Add the packed row to those in hand, as the record of a number. No object is made that could begin a collection: code of
+   Python would take the same number. */
+static int add_row(Play *play, PyObject *number)
+{
+    if (play->row.failed || take_hand(play) != DONE || add_packed(play->hand.packed, &play->row) != DONE) {
+        if (!PyErr_Occurred())
+            PyErr_NoMemory();
+        return FAILED;
+    }
+    play->made++;
+    PyObject *next = PyLong_FromLongLong(PyLong_AsLongLong(number) + 1);
+    const int done = next && PyObject_SetAttr(play->into.recorder, records_name, next) == 0 ? DONE : FAILED;
+    Py_XDECREF(next);
+    return done;
+}
+
+/* Record a tensor, as `Recorder.record_seen` does. */
 static int add_record(Play *play, const Call *call, PyObject *role, PyObject *slot, PyObject *leaf)
 {
-    Packing *row = &play->row;
     const Seen *seen = (Seen *)leaf;
     const int is_output = role == output_text;
     PyObject *argument = is_output ? nothing() : argument_of(play, slot, call->parameters);
     PyObject *chain = argument ? chain_of(play, seen, is_output) : NULL;
-    PyObject *producer = chain ? PyDict_GetItemWithError(play->into.producers, seen->storage) : NULL;
-    int done = chain && (producer || !PyErr_Occurred()) ? DONE : FAILED;
+    PyObject *number = chain ? PyObject_GetAttr(play->into.recorder, records_name) : NULL;
+    PyObject *producer = number ? PyDict_GetItemWithError(play->into.producers, seen->storage) : NULL;
+    int done = number && (producer || !PyErr_Occurred()) ? DONE : FAILED;
     if (done == DONE) {
-        row->size = row->failed = 0;
-        put_big_endian(row, 0xdc, COLUMN_COUNT, 2);
-        put_integer(row, play->number);
-        put_number(row, play->now.root_call);
-        put_text(row, call->path);
-        put_number(row, call->number);
-        PyObject *texts[] = {forward_text, role, slot, call->op};
-        for (int i = 0; i < 4; i++)
-            put_text(row, texts[i]);
-        put_content(row, seen);
-        put_text(row, cpu_text);
-        put_number(row, producer ? producer : Py_None);
-        for (int i = 0; i < WITHOUT_VALUES; i++)
-            put_nothing(row);
-        put_text(row, argument);
-        put_number(row, chain);
-        put_nothing(row);
-        if (row->failed && !PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "a row can't be packed: no memory, or something is no text");
-        done = row->failed ? FAILED : add_packed(play->hand.packed, row);
+        put_row(play, call, number, role, slot, seen, producer ? producer : Py_None, argument, chain);
+        done = add_row(play, number);
     }
+    if (done == DONE && is_output
+        && (PyDict_SetItem(play->into.producers, seen->storage, number) || PyList_Append(play->into.seen, leaf)))
+        done = FAILED;
     Py_XDECREF(argument);
     Py_XDECREF(chain);
-    if (done != DONE)
-        return done;
-    PyObject *number = is_output ? PyLong_FromLongLong(play->number) : NULL;
-    play->number++, play->made++;
-    if (is_output && (!number || PyDict_SetItem(play->into.producers, seen->storage, number) || PyList_Append(play->into.seen, leaf)))
-        done = FAILED;
     Py_XDECREF(number);
     return done;
 }
 
 /* Return kind and text of a leaf that is no tensor, as `scalar_text` does. */
-static int text_of_scalar(Play *play, PyObject *value, PyObject *slot, PyObject **kind, PyObject **text)
+static int shown_scalar(Play *play, PyObject *value, PyObject *slot, PyObject **kind, PyObject **text)
 {
     PyObject *type = (PyObject *)Py_TYPE(value);
     if (value == Py_None) {
@@ -639,7 +543,7 @@ static int text_of_scalar(Play *play, PyObject *value, PyObject *slot, PyObject 
         }
         Py_CLEAR(*text);
     }
-    PyObject *both = ask_python(play, play->means.scalar_text, value, slot);
+    PyObject *both = PyObject_CallFunctionObjArgs(play->means.scalar_text, value, slot, NULL);
     if (!both || !PyTuple_Check(both) || PyTuple_Size(both) != 2) {
         Py_XDECREF(both);
         return FAILED;
@@ -660,10 +564,10 @@ static int add_leaves(Play *play, const Call *call, PyObject *role, PyObject *le
             done = add_record(play, call, role, slot, value);
         else {
             PyObject *kind = NULL, *text = NULL;
-            done = text_of_scalar(play, value, slot, &kind, &text);
+            done = shown_scalar(play, value, slot, &kind, &text);
             if (done == DONE)
-                done = add_to(play->hand.scalars, PyTuple_Pack(8, play->now.root_call, call->path, call->number, role, slot, kind, text,
-                                                          forward_text));
+                done = add_to_hand(play, &play->hand.scalars,
+                                   PyTuple_Pack(8, play->now.root_call, call->path, call->number, role, slot, kind, text, forward_text));
             Py_XDECREF(kind);
             Py_XDECREF(text);
         }
@@ -681,53 +585,61 @@ static int end_call(Play *play, Call *call, PyObject *leaves)
 
 /* -- events ---------------------------------------------------------------------------------------- */
 
-/* Return what is known of a module's class: (class, own forward, name, parameters), borrowed. */
-static PyObject *class_of(Play *play, PyObject *tag, PyObject *module)
+/* Return the names of a module's parameters, a new reference. They are known for its class and its own forward. */
+static PyObject *parameters_of(Play *play, PyObject *tag, PyObject *module)
 {
-    PyObject *known = PyDict_GetItemWithError(play->means.classes, tag), *type = (PyObject *)Py_TYPE(module);
-    PyObject *attributes = PyErr_Occurred() ? NULL : PyObject_GetAttr(module, dict_name);
-    PyObject *own = attributes && PyDict_Check(attributes) ? PyDict_GetItemWithError(attributes, forward_text) : NULL;
+    PyObject *attributes = PyObject_GetAttr(module, dict_name), *type = (PyObject *)Py_TYPE(module), *found = NULL;
+    if (!attributes || !PyDict_Check(attributes)) {
+        Py_XDECREF(attributes);
+        return PyErr_Occurred() ? NULL : nothing();
+    }
+    PyObject *own = PyDict_GetItemWithError(attributes, forward_text);
     own = own ? own : Py_None;
-    if (attributes && !(known && PyTuple_GetItem(known, 0) == type && PyTuple_GetItem(known, 1) == own)) {
-        PyObject *name = PyObject_GetAttr(type, class_name);
-        PyObject *parameters = name ? ask_python(play, play->means.signature, module, NULL) : NULL;
-        PyObject *fresh = parameters ? PyTuple_Pack(4, type, own, name, parameters) : NULL;
+    Py_INCREF(own);
+    Py_INCREF(type);
+    PyObject *known = PyErr_Occurred() ? NULL : PyDict_GetItemWithError(play->means.classes, tag);
+    if (known && PyTuple_GetItem(known, 0) == type && PyTuple_GetItem(known, 1) == own)
+        Py_INCREF(found = PyTuple_GetItem(known, 2));
+    else if (!PyErr_Occurred() && (found = PyObject_CallFunctionObjArgs(play->means.signature, module, NULL))) {
+        PyObject *fresh = PyTuple_Pack(3, type, own, found);
         if (!fresh || PyDict_SetItem(play->means.classes, tag, fresh) != 0)
-            known = NULL;
-        else
-            known = fresh; /* the dictionary holds it */
-        Py_XDECREF(name);
-        Py_XDECREF(parameters);
+            Py_CLEAR(found);
         Py_XDECREF(fresh);
     }
-    Py_XDECREF(attributes);
-    return attributes ? known : NULL;
+    Py_DECREF(attributes);
+    Py_DECREF(own);
+    Py_DECREF(type);
+    return found;
+}
+
+/* Open the call of a module. */
+static int begin_module(Play *play, PyObject *tag, PyObject *path, PyObject *module, PyObject *leaves)
+{
+    const int selected = flag_of(tag, selected_name), inside = play->opened && play->open[play->opened - 1]->selected;
+    PyObject *op = selected >= 0 ? PyObject_GetAttr((PyObject *)Py_TYPE(module), class_name) : NULL;
+    Call *call = op ? enter_call(play, path, op, module_text, path) : NULL;
+    Py_XDECREF(op);
+    int done = call ? add_call_id(play, call) : FAILED;
+    if (done != DONE)
+        return done;
+    call->selected = selected || inside;
+    call->recorded = selected && play->means.modules == Py_True;
+    PyObject *parameters = call->recorded ? parameters_of(play, tag, module) : nothing();
+    if (!parameters)
+        return FAILED;
+    Py_DECREF(call->parameters);
+    call->parameters = parameters;
+    return call->recorded && leaves != Py_None ? add_leaves(play, call, input_text, leaves) : DONE;
 }
 
 static int play_module(Play *play, PyObject *tag, PyObject *is_end, PyObject *leaves)
 {
-    PyObject *path = PyObject_GetAttr(tag, path_name), *module = NULL, *known = NULL;
-    if (path && is_end == Py_True) {
-        const int done = end_call(play, leave_call(play, path), leaves);
-        Py_DECREF(path);
-        return done;
-    }
-    module = path ? PyObject_GetAttr(tag, module_text) : NULL;
-    const int selected = module ? flag_of(tag, selected_name) : FAILED;
-    known = selected >= 0 ? class_of(play, tag, module) : NULL;
-    const int inside = play->opened && play->open[play->opened - 1]->selected;
-    Call *call = known ? enter_call(play, path, PyTuple_GetItem(known, 2), module_text, path) : NULL;
-    int done = call ? add_call_id(play, call) : FAILED;
-    if (done == DONE) {
-        call->selected = selected || inside;
-        call->recorded = selected && play->means.modules == Py_True;
-        if (call->recorded) {
-            Py_DECREF(call->parameters);
-            Py_INCREF(call->parameters = PyTuple_GetItem(known, 3));
-        }
-        if (call->recorded && leaves != Py_None)
-            done = add_leaves(play, call, input_text, leaves);
-    }
+    PyObject *path = PyObject_GetAttr(tag, path_name), *module = NULL;
+    int done = FAILED;
+    if (path && is_end == Py_True)
+        done = end_call(play, leave_call(play, path), leaves);
+    else if (path && (module = PyObject_GetAttr(tag, module_text)))
+        done = begin_module(play, tag, path, module, leaves);
     Py_XDECREF(path);
     Py_XDECREF(module);
     return done;
@@ -765,7 +677,7 @@ static int add_operator(Play *play, const Call *call, PyObject *stack)
         Py_INCREF(row[i]);
         PyList_SetItem(list, i, row[i]);
     }
-    return add_to(play->hand.operators, list);
+    return add_to_hand(play, &play->hand.operators, list);
 }
 
 /* Open the call of an operator inside of another call. `*call`: NULL if it is only counted. */
@@ -835,10 +747,8 @@ static PyObject *view_of(Play *play, PyObject *operator, PyObject *source, PyObj
     PyObject *view = key ? PyDict_GetItemWithError(play->means.views, key) : NULL;
     Py_XINCREF(view);
     if (key && !view && !PyErr_Occurred()) {
-        view = give_number(play) == DONE
-                   ? PyObject_CallFunctionObjArgs(play->means.view, operator, source, args, part, NULL)
-                   : NULL;
-        if (view && (PyDict_SetItem(play->means.views, key, view) != 0 || take_hand(play) != DONE))
+        view = PyObject_CallFunctionObjArgs(play->means.view, operator, source, args, part, NULL);
+        if (view && PyDict_SetItem(play->means.views, key, view) != 0)
             Py_CLEAR(view);
     }
     Py_XDECREF(name);
@@ -928,7 +838,7 @@ static int play_waiting(Play *play, PyObject **left)
     }
     PyObject *kind, *value, *trace;
     PyErr_Fetch(&kind, &value, &trace);
-    if (ready == DONE && (give_number(play) != DONE || give_open(play) != DONE))
+    if (ready == DONE && give_open(play) != DONE)
         done = FAILED;
     drop_all(play);
     if (kind) {

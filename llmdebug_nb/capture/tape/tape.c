@@ -610,8 +610,9 @@ static PyObject *slot_of_keyword(Tape *tape, PyObject *name)
         return slot;
     }
     slot = PyErr_Occurred() ? NULL : PyUnicode_FromFormat("kwargs.%S", name);
-    if (slot && PyDict_SetItem(tape->keywords, name, slot) != 0)
-        Py_CLEAR(slot);
+    Py_ssize_t size;
+    if (slot && (!PyUnicode_AsUTF8AndSize(slot, &size) || PyDict_SetItem(tape->keywords, name, slot) != 0))
+        Py_CLEAR(slot); /* half a character of UTF-16, say */
     return slot;
 }
 
@@ -746,6 +747,7 @@ static PyObject *tape_end(PyObject *object, PyObject *const *given, Py_ssize_t c
 }
 
 #include "operators.h"
+#include "packing.h"
 #include "playing.h"
 
 /* look(tensor, is_output, anew): what a tensor is, or None. `anew`: it may have changed without a new version. */
@@ -889,13 +891,13 @@ static int make_texts(void)
                            "__exit__", "_version", "cpu", "f_back", "f_lasti", "tape", "slowly", "note_slowly", "end_slowly",
                            "api", "records", "hand", "packed", "called", "operators", "scalars", "path", "op", "level",
                            "module", "number", "id", "module_id", "selected", "recorded", "parameters", "name", "wanted",
-                           "forward", "__dict__", "popleft", "__name__", "before", "view", "input", "output", "aten", "", "None"};
+                           "forward", "__dict__", "popleft", "__name__", "before", "view", "root_call", "input", "output", "aten", "", "None"};
     PyObject **names[] = {&is_neg, &untyped_storage, &nbytes_name, &storage_offset, &cdata, &weak_ref, &zero_text, &enter_name,
                           &exit_name, &version_name, &cpu_text, &f_back, &f_lasti, &tape_name, &slowly, &note_slowly, &end_slowly,
                           &api_text, &records_name, &hand_name, &packed_name, &called_name, &operators_name, &scalars_name,
                           &path_name, &op_name, &level_name, &module_text, &number_name, &id_name, &module_id_name,
                           &selected_name, &recorded_name, &parameters_name, &name_name, &wanted_name, &forward_text, &dict_name,
-                          &popleft_name, &class_name, &before_name, &view_name, &input_text, &output_text, &aten_text, &empty_text, &none_text};
+                          &popleft_name, &class_name, &before_name, &view_name, &root_call_name, &input_text, &output_text, &aten_text, &empty_text, &none_text};
     _Static_assert(sizeof texts / sizeof *texts == sizeof names / sizeof *names, "each name has a text");
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (!*names[i] && !(*names[i] = PyUnicode_InternFromString(texts[i])))
