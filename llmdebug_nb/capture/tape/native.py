@@ -34,7 +34,7 @@ T = TypeVar("T")
 LIBRARY = Path(__file__).with_name("_tape.so")  # on every platform: it is opened by its path
 _VERSION = 8  # of what lies between the library and this module, as in tape.c
 _KINDS = (*native.TABLE, "bool")  # as in tensor.h
-MOST_DIMENSIONS = 8  # as in tensor.h
+_DIMENSIONS = 8  # of a tensor that is seen: MOST_DIMS in tensor.h
 
 
 class Content(NamedTuple):
@@ -141,16 +141,16 @@ class Now(NamedTuple):
 Play: TypeAlias = Callable[[Means, Now, Packing], "Event[Any] | None"]
 
 
-_PLACE = struct.Struct(f"={3 + 2 * MOST_DIMENSIONS}q")
+_PLACE = struct.Struct(f"={3 + 2 * _DIMENSIONS}q")
 _KIND_NUMBERS = {DTYPES[name]: number for number, name in enumerate(_KINDS)}
 
 
 def place_of(tensor: torch.Tensor) -> Hashable:
     """Return where a tensor lies in its storage: offset, dtype, shape and strides, to compare."""
     offset, shape, strides = tensor.storage_offset(), tensor.shape, tensor.stride()
-    kind, rest = _KIND_NUMBERS.get(tensor.dtype), (0,) * (MOST_DIMENSIONS - len(shape))
+    kind, rest = _KIND_NUMBERS.get(tensor.dtype), (0,) * (_DIMENSIONS - len(shape))
     plain = all(type(size) is int for size in (offset, *shape, *strides))
-    if kind is None or len(shape) > MOST_DIMENSIONS or not plain:
+    if kind is None or len(shape) > _DIMENSIONS or not plain:
         return offset, shape, strides, tensor.dtype
     return _PLACE.pack(offset, kind, len(shape), *shape, *rest, *strides, *rest)
 
