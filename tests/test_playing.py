@@ -328,7 +328,8 @@ def arguments(waiting, recorder=None):
         records = 0
 
         class hand:
-            packed, called, operators, scalars = bytearray(NO_ROWS), [], [], []
+            packed, measured = bytearray(NO_ROWS), {}
+            called, operators, scalars = [], [], []
 
     def nothing(*_):
         return None

@@ -423,7 +423,7 @@ class Recorder:
     def flush(self, calls: Iterable[RootCall] = ()) -> None:
         """Commit the rows. The statistics of accelerator tensors are read back, once per device."""
         with self._lock:
-            rows_without, why = self.devices.fill()
+            rows_without, why = self.devices.fill(self.hand)
             for row in rows_without:
                 if row[rows.OFFSET] is None:  # else its values are there
                     self._lose(row, why)

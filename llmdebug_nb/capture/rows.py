@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TypeAlias
 
+import msgspec
 import torch
 
 from llmdebug_nb.capture.compat import pytorch
@@ -14,6 +15,7 @@ from llmdebug_nb.capture.signatures import argument_of
 from llmdebug_nb.capture.sink import RecordedCall
 from llmdebug_nb.core.batches import NO_ROWS, Batch, ScalarRow, count_packed
 from llmdebug_nb.core.columns import AT, COLUMNS, RECORDS, Row
+from llmdebug_nb.core.kernels.on_device import Page
 from llmdebug_nb.core.records import RootCall
 
 MIN, MAX, NAN = AT["min"], AT["max"], AT["nan"]
@@ -29,6 +31,7 @@ WITHOUT_VALUES = [None] * (AT["argument"] - OFFSET)
 _ARGUMENT, _VIEWS, _PLACED = AT["argument"], AT["views"], AT["placed"]
 CUT_SHORT = "an exception of the program came while it was recorded"
 _INPUTS = ("input", "after")  # the roles of arguments
+UNKNOWN = -1  # how many nan, of a packed record whose figures are not there yet: see packing.h
 MANY = 4096  # rows in hand before they are committed, also in the middle of a root call
 
 # where a tensor was seen: number of the record, call, phase, role, slot
@@ -49,10 +52,11 @@ class Hand:
     """Rows that are not committed yet, in the order of their tables.
 
     ``records``, ``operators``, ``scalars``, ``called``: rows; the last ones are execution ids of
-    calls. ``packed``: further records, see `Batch`.
+    calls. ``packed``: further records, see `Batch`. ``measured``: by page, where the figures go in
+    it that are still on a device: an int64 ``[n, 4]``, and then as in `on_device.Measured`.
     """
 
-    __slots__ = ("called", "operators", "packed", "records", "scalars")
+    __slots__ = ("called", "measured", "operators", "packed", "records", "scalars")
 
     def __init__(self) -> None:
         self.records: list[Row] = []
@@ -60,6 +64,7 @@ class Hand:
         self.scalars: list[ScalarRow] = []
         self.called: list[tuple[int, str, int, str]] = []
         self.packed = bytearray(NO_ROWS)
+        self.measured: dict[Page, bytearray] = {}
 
     @property
     def count(self) -> int:
@@ -70,6 +75,17 @@ class Hand:
     def is_full(self) -> bool:
         """They are to be committed now."""
         return max(self.count, len(self.operators)) >= MANY
+
+    def unpack(self) -> list[Row]:
+        """Let packed records be rows like all others. Return those whose figures are missing."""
+        unpacked: list[Row] = msgspec.msgpack.decode(self.packed)
+        missing = [row for row in unpacked if row[NAN] == UNKNOWN]
+        for row in missing:
+            row[STATISTICS] = [None] * len(row[STATISTICS])
+        self.records += unpacked
+        self.packed[:] = NO_ROWS
+        self.measured.clear()
+        return missing
 
     def drop_partial(self, lost: Counter[str]) -> None:
         """Keep the records that are whole. ``lost``: counts the others.

@@ -5,14 +5,18 @@ Statistics lie on the device until they are read together, and rarely.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 
 from llmdebug_nb.capture import geometry, rows
 from llmdebug_nb.capture.geometry import Key
+from llmdebug_nb.capture.rows import Hand
 from llmdebug_nb.capture.tape.native import Eye, Seen
 from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.kernels import on_device, raw
-from llmdebug_nb.core.kernels.on_device import Measured, Pages
+from llmdebug_nb.core.kernels.on_device import Doubles, Measured, Pages
 
 CAPTURED = "its statistics could not be read back: a CUDA graph was captured then"
 
@@ -61,14 +65,15 @@ class WaitingRows:
         """Let a row wait for the statistics of another one."""
         self._copies.append((row, known))
 
-    def fill(self) -> tuple[list[Row], str]:
+    def fill(self, hand: Hand) -> tuple[list[Row], str]:
         """Write the statistics into all rows that wait for them. Waits for the devices.
 
-        Return the rows that have to do without, and why: nothing can be read while a CUDA graph is
-        captured, or after the program has done something illegal on the device.
+        ``hand``: has those that are packed, too. Return the rows that have to do without, and why:
+        nothing can be read while a CUDA graph is captured, or after the program has done something
+        illegal on the device.
         """
         measured, copies = self._measured, self._copies
-        why = self._read(measured)
+        why = self._read(measured, hand)
         self._measured, self._copies = [], []
         without = [row for row, _ in measured] if why else []
         numbers = {id(row) for row in without}
@@ -77,17 +82,44 @@ class WaitingRows:
             if id(known) in numbers:
                 numbers.add(id(row))
                 without.append(row)
+        if why:
+            without += hand.unpack()
         return without, why
 
-    def _read(self, measured: list[tuple[Row, Measured]]) -> str:
+    def _read(self, measured: list[tuple[Row, Measured]], hand: Hand) -> str:
         """Read the statistics of rows back; return why that failed, or ""."""
-        if measured and raw.captures_graph():
+        if not measured and not hand.measured:
+            return ""
+        if raw.captures_graph():
             return CAPTURED
         try:
-            figures = on_device.figures([each for _, each in measured]) if measured else []
+            figures = on_device.figures([each for _, each in measured])
+            _fill_packed(hand)
         except RuntimeError as error:
             first_line = str(error).partition("\n")[0]
             return f"its statistics could not be read back: {type(error).__name__}: {first_line}"
         for (row, _), row_figures in zip(measured, figures, strict=True):
             row[rows.STATISTICS] = row_figures
         return ""
+
+
+def _fill_packed(hand: Hand) -> None:
+    """Write the figures into packed rows where C has left room. Raises RuntimeError."""
+    if not hand.measured:
+        return
+    packed = np.frombuffer(bytearray(hand.packed), np.uint8)
+    for page, noted in hand.measured.items():
+        places = np.frombuffer(bytes(noted), np.int64).reshape(-1, 4)
+        figures = _as_messagepack(on_device.figures_of(page, places[:, 1:]))
+        packed[places[:, :1] + np.arange(figures.shape[1])] = figures
+    hand.packed[:] = packed.tobytes()  # in place, as C may hold it; with no view of it left
+    hand.measured.clear()
+
+
+def _as_messagepack(figures: Doubles) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return ``[n, 7]`` figures as ``[n, 63]`` bytes: four float64 and three int64."""
+    packed = np.empty((len(figures), 7, 9), np.uint8)
+    packed[:, :4, 0], packed[:, 4:, 0] = 0xCB, 0xD3
+    packed[:, :4, 1:] = figures[:, :4].astype(">f8").view(np.uint8).reshape(-1, 4, 8)
+    packed[:, 4:, 1:] = figures[:, 4:].astype(">i8").view(np.uint8).reshape(-1, 3, 8)
+    return packed.reshape(-1, 63)

@@ -2,7 +2,7 @@
 
    The kernel and the pages come from Python, see devices.py. What was measured is a page and rows of it, see on_device.py. */
 
-enum { CUDA = 2 /* in DLPack */, DEVICES = 16 /* and streams */ };
+enum { DEVICES = 16 /* and streams */ };
 enum { OF_PROGRAM = 1 << 13, MOST_PROGRAMS = 512, BLOCK = 1024 }; /* as in on_device.py */
 static const int64_t LARGEST = ((int64_t)1 << 31) - MOST_PROGRAMS * BLOCK; /* elements, likewise */
 
@@ -176,8 +176,20 @@ static int is_written(Tape *tape, const Seen *seen)
     return 0;
 }
 
+/* Return the version of a tensor. */
+static int64_t version_of(PyObject *tensor, const Facts *facts)
+{
+    if (facts->version != NOT_ASKED)
+        return facts->version;
+    PyObject *version = PyObject_GetAttr(tensor, version_name);
+    const int64_t number = version ? PyLong_AsLongLong(version) : NO_VERSION;
+    Py_XDECREF(version);
+    PyErr_Clear();
+    return number;
+}
+
 /* Measure a tensor on its device, once in a root call while it stays as it is. */
-static int measure_there(Tape *tape, Seen *seen, PyObject *tensor, const Tensor *t, int64_t count, int64_t reach)
+static int measure_there(Tape *tape, Seen *seen, PyObject *tensor, const Facts *facts, int64_t count, int64_t reach)
 {
     State state;
     PyObject *capturing = PyObject_CallNoArgs(tape->capturing);
@@ -186,12 +198,10 @@ static int measure_there(Tape *tape, Seen *seen, PyObject *tensor, const Tensor 
         return capturing ? REFUSED : FAILED;
     memset(&state, 0, sizeof state);
     fill_place(&state.place, seen);
-    PyObject *version = PyObject_GetAttr(tensor, version_name), *key = NULL;
-    state.version = version ? PyLong_AsLongLong(version) : -1;
-    Py_XDECREF(version);
-    if (!PyErr_Occurred() && !tape->anew && !is_written(tape, seen))
+    PyObject *key = NULL;
+    state.version = version_of(tensor, facts);
+    if (state.version != NO_VERSION && !tape->anew && !is_written(tape, seen))
         key = PyBytes_FromStringAndSize((char *)&state, sizeof state);
-    PyErr_Clear(); /* of an inference tensor nobody keeps the version: it is measured each time */
     const Seen *known = key ? (const Seen *)PyDict_GetItemWithError(tape->placed, key) : NULL;
     int done = known || !PyErr_Occurred() ? DONE : FAILED;
     if (known) {
@@ -200,7 +210,7 @@ static int measure_there(Tape *tape, Seen *seen, PyObject *tensor, const Tensor 
         seen->page = known->page, seen->device = known->device;
         seen->first = known->first, seen->length = known->length, seen->count = known->count;
     } else if (done == DONE) {
-        done = launch(tape, seen, t, count, reach);
+        done = launch(tape, seen, &facts->tensor, count, reach);
         if (done == DONE && key)
             done = PyDict_SetItem(tape->placed, key, (PyObject *)seen) == 0 ? DONE : FAILED;
     }

@@ -32,7 +32,7 @@ from llmdebug_nb.core.records import View
 
 T = TypeVar("T")
 LIBRARY = Path(__file__).with_name("_tape.so")  # on every platform: it is opened by its path
-_VERSION = 8  # of what lies between the library and this module, as in tape.c
+_VERSION = 9  # of what lies between the library and this module, as in tape.c
 _KINDS = (*native.TABLE, "bool")  # as in tensor.h
 _DIMENSIONS = 8  # of a tensor that is seen: MOST_DIMS in tensor.h
 

@@ -5,12 +5,13 @@
 
 #include "../../core/kernels/tensor.h"
 
-enum { NOTES_VERSION = 1 };
+enum { NOTES_VERSION = 2, NO_VERSION = -1 /* of an inference tensor nobody keeps it */, NOT_ASKED = -2 };
 
-/* What torch knows of a tensor on the CPU: the tensor, the number of its storage, bytes of that, its offset there in elements. */
+/* What torch knows of a tensor on the CPU or on a CUDA device: the tensor, the number of its storage, bytes of that, its offset
+   there in elements, its version. */
 typedef struct {
     Tensor tensor;
-    int64_t storage, room, offset;
+    int64_t storage, room, offset, version;
 } Facts;
 
 /* `facts`: 0 if they are filled in, another number if others must find them out. `reserve`: the number of a storage that

@@ -62,14 +62,14 @@ int code_of(c10::ScalarType type, int *bits)
     }
 }
 
-/* What a tensor has that is nothing but elements in memory of the host. */
-const DispatchKeySet plain_keys = DispatchKeySet(DispatchKey::CPU) | c10::autograd_dispatch_keyset_with_ADInplaceOrView
-                                  | c10::autocast_dispatch_keyset;
+/* What a tensor has that is nothing but elements in memory of the host or of a CUDA device. */
+const DispatchKeySet plain_keys = DispatchKeySet(DispatchKey::CPU) | DispatchKeySet(DispatchKey::CUDA)
+                                  | c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
 
 int facts_of(PyObject *object, Facts *out)
 {
     const at::Tensor &tensor = THPVariable_Unpack(object);
-    if (!tensor.defined() || !(tensor.key_set() - plain_keys).empty() || !tensor.device().is_cpu()
+    if (!tensor.defined() || !(tensor.key_set() - plain_keys).empty() || !(tensor.is_cpu() || tensor.is_cuda())
         || tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides())
         return 1;
     int bits = 0;
@@ -79,7 +79,8 @@ int facts_of(PyObject *object, Facts *out)
     c10::StorageImpl *storage = tensor.storage().unsafeGetStorageImpl();
     *out = Facts{};
     out->tensor.data = const_cast<void *>(storage->data());
-    out->tensor.device.type = CPU;
+    out->tensor.device.type = tensor.is_cpu() ? CPU : CUDA;
+    out->tensor.device.id = tensor.is_cpu() ? 0 : tensor.device().index();
     out->tensor.ndim = (int32_t)tensor.dim();
     out->tensor.dtype.code = (uint8_t)code;
     out->tensor.dtype.bits = (uint8_t)bits;
@@ -89,6 +90,7 @@ int facts_of(PyObject *object, Facts *out)
     out->storage = (int64_t)(uintptr_t)storage;
     out->room = (int64_t)storage->nbytes();
     out->offset = tensor.storage_offset();
+    out->version = tensor.is_inference() ? NO_VERSION : (int64_t)tensor._version();
     out->tensor.byte_offset = (uint64_t)(out->offset * (bits / 8));
     return 0;
 }

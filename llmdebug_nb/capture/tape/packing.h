@@ -1,11 +1,12 @@
 /* Rows as MessagePack, in an array that begins with their count, as core/batches.py and store/waiting.py have it. Part of tape.c. */
 
-enum { USUAL_ROW = 1 << 10 /* bytes */, HEAD = 5 /* before the first row */ };
+enum { USUAL_ROW = 1 << 10 /* bytes */, HEAD = 5 /* before the first row */, UNKNOWN = -1 /* of a count, as in rows.py */ };
 
-/* A row that is being packed. `room`: of `bytes`, which grow. `failed`: no memory, or something is no text. */
+/* A row that is being packed. `room`: of `bytes`, which grow. `failed`: no memory, or something is no text.
+   `figures`: where those go that are not known yet; -1 if all are. */
 typedef struct {
     unsigned char *bytes;
-    int64_t size, room;
+    int64_t size, room, figures;
     int failed;
 } Row;
 

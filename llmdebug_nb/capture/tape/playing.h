@@ -6,7 +6,7 @@
 enum { MOST_OPEN = 512, MANY_ROWS = 4096 /* as in rows.py */, SHOWN = 200 /* as in walk.py */ };
 enum { COLUMN_COUNT = 28, WITHOUT_VALUES = 5 /* of them, from the offset on */ };
 
-static PyObject *records_name, *hand_name, *packed_name, *called_name, *operators_name, *scalars_name, *path_name, *op_name,
+static PyObject *records_name, *hand_name, *packed_name, *measured_name, *called_name, *operators_name, *scalars_name, *path_name, *op_name,
     *level_name, *number_name, *id_name, *module_id_name, *selected_name, *recorded_name, *parameters_name, *name_name,
     *wanted_name, *dict_name, *popleft_name, *class_name, *before_name, *view_name, *root_call_name;
 static PyObject *forward_text, *input_text, *output_text, *module_text, *aten_text, *empty_text, *none_text;
@@ -36,7 +36,7 @@ typedef struct {
 
 /* The rows in hand of a recorder, see rows.py. */
 typedef struct {
-    PyObject *object, *packed, *called, *operators, *scalars;
+    PyObject *object, *packed, *measured, *called, *operators, *scalars;
 } Hand;
 
 typedef struct {
@@ -54,7 +54,7 @@ typedef struct {
 
 static void drop_hand(Hand *hand)
 {
-    PyObject *all[] = {hand->object, hand->packed, hand->called, hand->operators, hand->scalars};
+    PyObject *all[] = {hand->object, hand->packed, hand->measured, hand->called, hand->operators, hand->scalars};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         Py_XDECREF(all[i]);
 }
@@ -80,10 +80,12 @@ static int take_hand(Play *play)
         return hand ? DONE : FAILED;
     }
     Hand old = play->hand;
-    play->hand = (Hand){hand, PyObject_GetAttr(hand, packed_name), PyObject_GetAttr(hand, called_name),
-                        PyObject_GetAttr(hand, operators_name), PyObject_GetAttr(hand, scalars_name)};
+    play->hand = (Hand){hand, PyObject_GetAttr(hand, packed_name), PyObject_GetAttr(hand, measured_name),
+                        PyObject_GetAttr(hand, called_name), PyObject_GetAttr(hand, operators_name),
+                        PyObject_GetAttr(hand, scalars_name)};
     drop_hand(&old);
-    return play->hand.packed && play->hand.called && play->hand.operators && play->hand.scalars ? DONE : FAILED;
+    const Hand *now = &play->hand;
+    return now->packed && now->measured && now->called && now->operators && now->scalars ? DONE : FAILED;
 }
 
 /* -- open calls ------------------------------------------------------------------------------------ */
@@ -443,15 +445,30 @@ static int add_view(Play *play, PyObject *view, const Seen *base, PyObject *resu
     return done;
 }
 
+/* Leave room for figures that a device still has, and note where: `FIGURES` of rows.py goes there. */
+static void put_room(Row *row)
+{
+    row->figures = row->size;
+    for (int i = 0; i < 4; i++)
+        put_float(row, 0);
+    for (int i = 0; i < 3; i++)
+        put_big_endian(row, 0xd3, (uint64_t)UNKNOWN, 8);
+    put_nothing(row);
+}
+
 /* Pack the columns from the dtype to the fingerprint. */
 static void put_content(Row *row, const Seen *seen)
 {
     const Summary *s = &seen->summary;
     char print[] = "xxh3:0000000000000000", shape[LONGEST_SHAPE], *at = shape_in(seen, shape);
-    for (int i = 0; i < 16; i++)
-        print[5 + i] = "0123456789abcdef"[seen->digest >> (60 - 4 * i) & 15];
     put_text(row, PyTuple_GetItem(seen->names, seen->kind));
     put_bytes(row, at, shape + LONGEST_SHAPE - at);
+    if (seen->page) {
+        put_room(row);
+        return;
+    }
+    for (int i = 0; i < 16; i++)
+        print[5 + i] = "0123456789abcdef"[seen->digest >> (60 - 4 * i) & 15];
     const double figures[] = {s->low, s->high, s->mean, s->norm};
     for (int i = 0; i < 4; i++)
         put_float(row, figures[i]);
@@ -466,7 +483,7 @@ static void put_row(Play *play, const Call *call, PyObject *number, PyObject *ro
                     PyObject *producer, PyObject *argument, PyObject *chain)
 {
     Row *row = &play->row;
-    row->size = row->failed = 0;
+    row->size = row->failed = 0, row->figures = -1;
     put_big_endian(row, 0xdc, COLUMN_COUNT, 2);
     put_number(row, number);
     put_number(row, play->now.root_call);
@@ -476,7 +493,7 @@ static void put_row(Play *play, const Call *call, PyObject *number, PyObject *ro
     for (int i = 0; i < 4; i++)
         put_text(row, texts[i]);
     put_content(row, seen);
-    put_text(row, cpu_text);
+    put_text(row, seen->device ? seen->device : cpu_text);
     put_number(row, producer);
     for (int i = 0; i < WITHOUT_VALUES; i++)
         put_nothing(row);
@@ -485,11 +502,34 @@ static void put_row(Play *play, const Call *call, PyObject *number, PyObject *ro
     put_nothing(row);
 }
 
+/* Append the packed row to those in hand. Of a tensor on a device, note where its figures go: see `Hand.measured`. */
+static int append_row(Play *play, const Seen *seen)
+{
+    if (!seen->page)
+        return add_packed(play->hand.packed, &play->row);
+    const int64_t place[] = {PyByteArray_Size(play->hand.packed) + play->row.figures, seen->first, seen->length, seen->count};
+    PyObject *places = PyDict_GetItemWithError(play->hand.measured, seen->page);
+    if (!places && !PyErr_Occurred() && (places = PyByteArray_FromStringAndSize(NULL, 0))) {
+        const int kept = PyDict_SetItem(play->hand.measured, seen->page, places);
+        Py_DECREF(places); /* the dictionary holds it */
+        if (kept != 0)
+            return FAILED;
+    }
+    const Py_ssize_t before = places ? PyByteArray_Size(places) : 0;
+    if (!places || PyByteArray_Resize(places, before + (Py_ssize_t)sizeof place) != 0)
+        return FAILED;
+    memcpy(PyByteArray_AsString(places) + before, place, sizeof place);
+    const int done = add_packed(play->hand.packed, &play->row);
+    if (done != DONE)
+        PyByteArray_Resize(places, before); /* smaller: this can't fail */
+    return done;
+}
+
 /* Add the packed row to those in hand, as the record of a number. No object is made that could begin a collection: code of
    Python would take the same number. */
-static int add_row(Play *play, PyObject *number)
+static int add_row(Play *play, PyObject *number, const Seen *seen)
 {
-    if (play->row.failed || take_hand(play) != DONE || add_packed(play->hand.packed, &play->row) != DONE) {
+    if (play->row.failed || take_hand(play) != DONE || append_row(play, seen) != DONE) {
         if (!PyErr_Occurred())
             PyErr_NoMemory();
         return FAILED;
@@ -513,7 +553,7 @@ static int add_record(Play *play, const Call *call, PyObject *role, PyObject *sl
     int done = number && (producer || !PyErr_Occurred()) ? DONE : FAILED;
     if (done == DONE) {
         put_row(play, call, number, role, slot, seen, producer ? producer : Py_None, argument, chain);
-        done = add_row(play, number);
+        done = add_row(play, number, seen);
     }
     if (done == DONE && is_output
         && (PyDict_SetItem(play->into.producers, seen->storage, number) || PyList_Append(play->into.seen, leaf)))
@@ -771,19 +811,6 @@ static int play_views(Play *play, PyObject *operator, PyObject *source, PyObject
     return done;
 }
 
-/* Tell whether all tensors of some leaves lie on the host. */
-static int is_here(PyObject *leaves)
-{
-    if (!PyList_Check(leaves))
-        return 1;
-    for (Py_ssize_t i = 0; i < PyList_Size(leaves); i++) {
-        PyObject *value = PyTuple_GetItem(PyList_GetItem(leaves, i), 1);
-        if (Py_TYPE(value) == seen_type && ((Seen *)value)->device)
-            return 0;
-    }
-    return 1;
-}
-
 /* Play an event, if it is plain. */
 static int play_event(Play *play, PyObject *event)
 {
@@ -794,13 +821,11 @@ static int play_event(Play *play, PyObject *event)
     if (play->opened == MOST_OPEN || play->functions_open == MOST_OPEN)
         return REFUSED;
     if (count == 3)
-        return is_here(part[2]) ? play_module(play, part[0], part[1], part[2]) : REFUSED;
+        return play_module(play, part[0], part[1], part[2]);
     if (count == 5)
-        return play->opened && is_here(part[2]) && is_here(part[3])
-                   ? play_operator(play, part[0], part[1], part[2], part[3], part[4])
-                   : REFUSED;
+        return play->opened ? play_operator(play, part[0], part[1], part[2], part[3], part[4]) : REFUSED;
     if (count == 1)
-        return play->functions_open && is_here(part[0]) ? play_function_end(play, part[0]) : REFUSED;
+        return play->functions_open ? play_function_end(play, part[0]) : REFUSED;
     if (count != 4)
         return REFUSED;
     return play_views(play, part[0], part[1], part[2], part[3]);

@@ -19,7 +19,7 @@
 #include <pthread.h>
 #endif
 
-enum { VERSION = 8 /* as in native.py */ };
+enum { VERSION = 9 /* as in native.py */ };
 enum { REFUSED = 0, DONE = 1, FAILED = -1 };
 enum { READ = 0x100 /* PyBUF_READ, which 3.10's stable headers lack */ };
 enum { SCRATCH = 64 << 10, LARGE = 4 << 10, MANY = 1 << 21 /* as in native.py of the kernels */, KNOWN = 1 << 10, DEPTH = 8, SLOTS = 16, MOST = 4096 };
@@ -401,6 +401,7 @@ static int find_facts(Tape *tape, PyObject *tensor, Facts *facts, PyObject **obj
     *object = NULL;
     if (torch && torch->facts(tensor, facts) == 0)
         return DONE;
+    facts->version = NOT_ASKED;
     PyObject *negative = PyObject_CallMethodObjArgs(tensor, is_neg, NULL);
     Py_XDECREF(negative);
     if (negative != Py_False)
@@ -456,7 +457,7 @@ static int look_at(Tape *tape, Seen *seen, PyObject *tensor, const Facts *facts,
     if (!values)
         return DONE;
     if (there)
-        return measure_there(tape, seen, tensor, t, numel, reach);
+        return measure_there(tape, seen, tensor, facts, numel, reach);
     unsigned char *data = (unsigned char *)t->data + t->byte_offset;
     const int64_t nbytes = numel * item;
     const int large = tape->weights && nbytes > SMALL_WEIGHT
@@ -889,12 +890,12 @@ static int make_texts(void)
 {
     const char *texts[] = {"is_neg", "untyped_storage", "nbytes", "storage_offset", "_cdata", "_weak_ref", "0", "__enter__",
                            "__exit__", "_version", "cpu", "f_back", "f_lasti", "tape", "slowly", "note_slowly", "end_slowly",
-                           "api", "records", "hand", "packed", "called", "operators", "scalars", "path", "op", "level",
+                           "api", "records", "hand", "packed", "measured", "called", "operators", "scalars", "path", "op", "level",
                            "module", "number", "id", "module_id", "selected", "recorded", "parameters", "name", "wanted",
                            "forward", "__dict__", "popleft", "__name__", "before", "view", "root_call", "input", "output", "aten", "", "None"};
     PyObject **names[] = {&is_neg, &untyped_storage, &nbytes_name, &storage_offset, &cdata, &weak_ref, &zero_text, &enter_name,
                           &exit_name, &version_name, &cpu_text, &f_back, &f_lasti, &tape_name, &slowly, &note_slowly, &end_slowly,
-                          &api_text, &records_name, &hand_name, &packed_name, &called_name, &operators_name, &scalars_name,
+                          &api_text, &records_name, &hand_name, &packed_name, &measured_name, &called_name, &operators_name, &scalars_name,
                           &path_name, &op_name, &level_name, &module_text, &number_name, &id_name, &module_id_name,
                           &selected_name, &recorded_name, &parameters_name, &name_name, &wanted_name, &forward_text, &dict_name,
                           &popleft_name, &class_name, &before_name, &view_name, &root_call_name, &input_text, &output_text, &aten_text, &empty_text, &none_text};

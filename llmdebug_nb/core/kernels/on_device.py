@@ -10,10 +10,10 @@ from __future__ import annotations
 import importlib.util
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -35,6 +35,10 @@ WIDE = {
 }  # fmt: skip
 
 
+Doubles: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
+Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+
+
 class Page:
     """Rows on one device, written by one stream: the current one. ``used``: how many are taken."""
 
@@ -44,17 +48,17 @@ class Page:
         # not in inference mode: else they could not be written to outside of it
         with torch.inference_mode(False):
             self.rows = torch.empty((ROWS, COLUMNS), dtype=kind, device=device)
-        self.used = 0
-        self._read = np.empty((0, COLUMNS))
+        self.used = self._have = 0
+        self._read = np.empty((ROWS, COLUMNS))
 
-    def read(self, used: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def read(self, used: int) -> Doubles:
         """Return the first ``used`` rows. Waits for the device if some of them are new."""
-        have = len(self._read)
+        have = self._have
         if used > have:
             with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-                fresh = self.rows[have:used].cpu().numpy().astype(np.float64)
-            self._read = np.concatenate([self._read, fresh])
-        return self._read
+                self._read[have:used] = self.rows[have:used].cpu().numpy()
+            self._have = used
+        return self._read[:used]
 
 
 class Measured(NamedTuple):
@@ -106,38 +110,44 @@ class Pages:
 
 
 def figures(measured: Sequence[Measured]) -> list[Figures]:
-    """Return what `summary.figures` returns of each tensor. Waits for the devices."""
+    """Return what `summary.figures` returns of each tensor. Waits for the devices.
+
+    Raises RuntimeError: they could not be read back.
+    """
     found: dict[int, Figures] = {}
     by_page: dict[Page, list[int]] = {}
     for number, each in enumerate(measured):
         by_page.setdefault(each.page, []).append(number)
-    with np.errstate(over="ignore", invalid="ignore"):  # sums of infinities
-        for page, numbers in by_page.items():
-            of_page = _of_page(page, [measured[number] for number in numbers])
-            found |= zip(numbers, of_page, strict=True)
+    for page, numbers in by_page.items():
+        places = np.array([measured[number][1:] for number in numbers])
+        for number, (low, high, mean, norm, *counts) in zip(
+            numbers, figures_of(page, places).tolist(), strict=True
+        ):
+            nan, inf, zero = map(int, counts)
+            found[number] = low, high, mean, norm, nan, inf, zero
     return [found[number] for number in range(len(measured))]
 
 
-def _of_page(page: Page, measured: Sequence[Measured]) -> Iterator[Figures]:
-    """Put the rows of each tensor together."""
-    read = page.read(max(page.used, *(each.first + each.length for each in measured)))
-    lengths = {each.first: each.length for each in measured}  # equal tensors share their rows
-    first = np.array(sorted(lengths))
-    ends = np.column_stack([first, first + [lengths[number] for number in first]]).ravel()
+def figures_of(page: Page, places: Integers) -> Doubles:
+    """Return the same as ``[n, 7]``, of tensors that were measured on one page.
+
+    ``places``: ``[n, 3]``, the first row of each, the count of rows, that of elements.
+    """
+    first, at, of = np.unique(places[:, 0], return_index=True, return_inverse=True)
+    ends = np.column_stack([first, first + places[at, 1]]).ravel()  # equal tensors share rows
+    read = page.read(max(page.used, int(ends.max())))
     if ends[-1] == len(read):
         ends = ends[:-1]  # the last one ends with the page
-    whole = np.add.reduceat(read, ends)[::2]
-    whole[:, 0] = np.minimum.reduceat(read[:, 0], ends)[::2]
-    whole[:, 1] = np.maximum.reduceat(read[:, 1], ends)[::2]
-    by_first = dict(zip(first.tolist(), whole.tolist(), strict=True))
-    for each in measured:
-        row = by_first[each.first]
-        low, high, total, squares, nan, inf, zero, _ = row
-        if nan:
-            low = high = math.nan
-        norm = math.sqrt(squares) if squares == squares else math.nan
-        # + 0.0: the sign of a zero is arbitrary
-        yield low + 0.0, high + 0.0, total / each.size, norm, int(nan), int(inf), int(zero)
+    with np.errstate(over="ignore", invalid="ignore"):  # sums of infinities
+        whole = np.add.reduceat(read, ends)[::2, :7]
+        whole[:, 0] = np.minimum.reduceat(read[:, 0], ends)[::2]
+        whole[:, 1] = np.maximum.reduceat(read[:, 1], ends)[::2]
+        whole = whole[of]
+        whole[whole[:, 4] > 0, :2] = math.nan
+        whole[:, 2] /= places[:, 2]
+        whole[:, 3] = np.sqrt(whole[:, 3])
+    whole[:, :2] += 0.0  # the sign of a zero is arbitrary
+    return whole
 
 
 def programs(count: int) -> int:

@@ -20,7 +20,7 @@ typedef struct {
     uint64_t byte_offset;
 } Tensor;
 
-enum { CPU = 1, MOST_DIMS = 8 };
+enum { CPU = 1, CUDA = 2, MOST_DIMS = 8 };
 enum { INTEGER = 0, UNSIGNED = 1, FLOAT = 2, BFLOAT = 4, BOOL = 6 };
 
 typedef int View(void *object, Tensor *out);
