@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -66,10 +66,10 @@ def recorded():
 def test_a_frame_is_these_bytes():
     header = fmt.encode_header(_row(7, path='x"y'), 24)
     text = (
-        '{"__metadata__":{"record":"[7, 0, \\"x\\\\\\"y\\", 0, \\"forward\\", \\"output\\", '
-        '\\"0\\", \\"Linear\\", \\"float32\\", '
-        '\\"[2, 3]\\", null, null, null, null, null, null, null, null, \\"cpu\\", null, null, '
-        'null, null, null, null, null, null, null]"},'
+        '{"__metadata__":{"record":"[7,0,\\"x\\\\\\"y\\",0,\\"forward\\",\\"output\\",'
+        '\\"0\\",\\"Linear\\",\\"float32\\",'
+        '\\"[2, 3]\\",null,null,null,null,null,null,null,null,\\"cpu\\",null,null,'
+        'null,null,null,null,null,null,null]"},'
         '"tensor":{"dtype":"F32","shape":[2, 3],"data_offsets":[0,24]}}'
     )
     padded = text + " " * (-len(text) % 8)
@@ -88,10 +88,10 @@ def test_a_frame_of_a_part_holds_its_shape_and_the_figures_of_the_whole():
     }
     header = fmt.encode_header(_row(7, kept="slice[0,:2]", kept_shape="[2]", **figures), 8)
     text = (
-        '{"__metadata__":{"record":"[7, 0, \\"a\\", 0, \\"forward\\", \\"output\\", \\"0\\", '
-        '\\"Linear\\", \\"float32\\", '
-        '\\"[2, 3]\\", -1.0, Infinity, NaN, 2.5, 1, 1, 0, null, \\"cpu\\", null, null, null, '
-        'null, \\"slice[0,:2]\\", \\"[2]\\", null, null, null]"},'
+        '{"__metadata__":{"record":"[7,0,\\"a\\",0,\\"forward\\",\\"output\\",\\"0\\",'
+        '\\"Linear\\",\\"float32\\",'
+        '\\"[2, 3]\\",-1.0,Infinity,NaN,2.5,1,1,0,null,\\"cpu\\",null,null,null,'
+        'null,\\"slice[0,:2]\\",\\"[2]\\",null,null,null]"},'
         '"tensor":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
     )
     padded = text + " " * (-len(text) % 8)
@@ -118,6 +118,24 @@ def test_each_payload_is_a_safetensors_document_that_others_can_read(recorded):
 
 
 @settings(max_examples=60, deadline=None)
+@given(
+    text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30),
+    figure=st.floats(allow_subnormal=False),
+    kept=st.sampled_from([None, "minmax"]),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_frame_holds_any_text_and_figure(text, figure, kept, tmp_path):
+    row = _row(7, path=text, slot=text, min=figure, argument=text, kept=kept)
+    frame = fmt.encode_header(row, None)
+    (tmp_path / "frame").write_bytes(frame)
+    with open(tmp_path / "frame", "rb") as file:
+        (found,) = fmt.scan_frames(file, 0, len(frame))
+    given_back = figure if kept else None
+    assert repr(found[AT["min"]]) == repr(given_back)
+    found[AT["min"]] = row[AT["min"]] = None
+    assert found == row
+
+
 @given(
     st.lists(st.tuples(st.sampled_from(["payload", "duplicate"]), st.integers(0, 40)), max_size=12)
 )
