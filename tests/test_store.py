@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -123,8 +123,8 @@ def test_each_payload_is_a_safetensors_document_that_others_can_read(recorded):
     figure=st.floats(allow_subnormal=False),
     kept=st.sampled_from([None, "minmax"]),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_frame_holds_any_text_and_figure(text, figure, kept, tmp_path):
+def test_a_frame_holds_any_text_and_figure(tmp_path_factory, text, figure, kept):
+    tmp_path = tmp_path_factory.mktemp("frame")
     row = _row(7, path=text, slot=text, min=figure, argument=text, kept=kept)
     frame = fmt.encode_header(row, None)
     (tmp_path / "frame").write_bytes(frame)
