@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import test_operator_tape
 from llmdebug_nb.capture.tape import native
+from llmdebug_nb.capture.tape.player import Player
 from llmdebug_nb.core.columns import AT
 from llmdebug_nb.core.kernels import on_device
 from llmdebug_nb.store.process import process_folders
@@ -85,8 +86,8 @@ def test_figures_are_those_of_the_host(values, dtype, device, tmp_path_factory):
         [r for r in run.records() if r.site.path.endswith("act")] for run in (one, other)
     )
     assert len(found) == len(expected) > 0
-    for there, here in zip(found, expected, strict=True):
-        a, b = there.summary, here.summary
+    for one, other in zip(found, expected, strict=True):
+        a, b = one.summary, other.summary
         assert (a.nan, a.inf, a.zero) == (b.nan, b.inf, b.zero)
         for name in ("min", "max", "mean", "l2norm"):
             assert getattr(a, name) == pytest.approx(
@@ -111,7 +112,7 @@ def test_rows_on_several_pages_have_their_own_figures(device, tmp_path, monkeypa
 
 
 def test_figures_that_cannot_be_read_back_are_counted_and_the_rows_are_kept(device, tmp_path):
-    device.broken = True
+    device.reads = 0
     in_c, other = both(tmp_path, Repeats(3), torch.arange(6.0), mode="module")
     assert in_c == other
     rows = there(in_c["records"])
@@ -119,6 +120,70 @@ def test_figures_that_cannot_be_read_back_are_counted_and_the_rows_are_kept(devi
     for row in rows:
         assert row[STATISTICS] == (None,) * 7
         assert "illegal memory access" in row[AT["lost"]]
+
+
+@pytest.mark.parametrize("share", [0.5, 0.6, 0.9])
+def test_a_device_that_breaks_later_loses_only_what_it_still_had(
+    share, device, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(on_device, "ROWS", 5)
+    model, ids = test_operator_tape.llama(), torch.tensor([[5, 7, 9, 11]])
+    device.reads = most = 10**6
+    recorded(tmp_path, "all", model, ids, mode="module")
+    device.reads = int(share * (most - device.reads))
+    rows = there(rows_of(recorded(tmp_path, "run", model, ids, mode="module")))
+    whole = [row for row in rows if None not in row[STATISTICS]]
+    lost = [row for row in rows if row[STATISTICS] == (None,) * 7]
+    assert len(whole) + len(lost) == len(rows)
+    assert whole
+    assert lost
+    assert all("illegal memory access" in row[AT["lost"]] for row in lost)
+    assert all(row[AT["nan"]] >= 0 for row in whole)
+
+
+def test_a_row_that_cannot_be_appended_costs_that_row(device, tmp_path, monkeypatch):
+    """So it is without memory: here, somebody holds the array."""
+    held, play = [], Player._play_in_c
+
+    def play_in_c(self):
+        if not held and self._recorder.hand.packed:
+            held.append(memoryview(self._recorder.hand.packed))
+        return play(self)
+
+    monkeypatch.setattr(Player, "_play_in_c", play_in_c)
+    model = torch.nn.Sequential(Repeats(3))
+    run = recorded(tmp_path, "run", model, torch.arange(6.0), mode="module")
+    held[0].release()
+    assert any("BufferError" in problem for problem in run.meta["problems"])
+
+
+class Finalized:
+    """Calls a model when it is thrown away."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __del__(self):
+        self.model(torch.full((3,), 7.0))
+
+
+def test_rows_that_a_finalizer_adds_while_figures_are_read_have_their_own(
+    device, tmp_path, monkeypatch
+):
+    model = torch.nn.Sequential(Repeats(3))
+    waiting = [Finalized(model[0].act)]
+    read = on_device.Page.read
+
+    def reading(self, used):
+        waiting.clear()
+        return read(self, used)
+
+    monkeypatch.setattr(on_device.Page, "read", reading)
+    run = recorded(tmp_path, "run", model, torch.arange(6.0), mode="module")
+    rows = there(rows_of(run))
+    assert not waiting
+    assert all(None not in row[STATISTICS] and row[AT["nan"]] == 0 for row in rows)
+    assert {row[AT["max"]] for row in rows} <= {5.0, 7.0}
 
 
 def rows_of(run):

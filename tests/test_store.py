@@ -117,7 +117,7 @@ def test_each_payload_is_a_safetensors_document_that_others_can_read(recorded):
     assert torch.equal(found[record.id], recorded.load(record))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(
     text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30),
     figure=st.floats(allow_subnormal=False),
@@ -136,6 +136,7 @@ def test_a_frame_holds_any_text_and_figure(tmp_path_factory, text, figure, kept)
     assert found == row
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(["payload", "duplicate"]), st.integers(0, 40)), max_size=12)
 )

@@ -59,6 +59,21 @@ class RecordedCall:
         return self._shape
 
 
+def places_of(
+    calls: Iterable[RecordedCall], kind: Callable[[RecordedCall], str]
+) -> dict[int, tuple[int, int]]:
+    """Return which operator of its kind each one is in its module, and of how many; by its id."""
+    found: dict[tuple[str, str], list[RecordedCall]] = defaultdict(list)
+    for call in calls:
+        if call.operator:
+            found[call.module, kind(call)].append(call)
+    return {
+        id(call): (number, len(alike))
+        for alike in found.values()
+        for number, call in enumerate(alike)
+    }
+
+
 def calls_by_pass(records: Iterable[Record]) -> dict[Pass, list[RecordedCall]]:
     """Return the calls of each pass over the model, in the order in which they began."""
     passes: dict[Pass, list[RecordedCall]] = defaultdict(list)

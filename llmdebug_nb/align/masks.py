@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
@@ -22,13 +23,24 @@ def are_masks(golden: Summary, mine: Summary) -> bool:
     """Tell whether two tensors can only be compared by place: bool and additive masks, fills."""
     if golden.max != 0.0 and mine.max != 0.0:
         return False
-    added = [
-        s.max == 0.0 and s.min is not None and s.min <= constants.MASK_FILL for s in (golden, mine)
-    ]
+    added = [_is_added(s) for s in (golden, mine)]
     bools = [s.dtype == "bool" for s in (golden, mine)]
     if all(added):
         return golden.min != mine.min
     return (bools[0] and added[1]) or (added[0] and bools[1])
+
+
+def _is_added(s: Summary) -> bool:
+    """Tell whether a tensor holds zeros and a fill alone, as a mask does that is added to scores.
+
+    Masked scores less their maximum begin and end there, too.
+    """
+    if s.max != 0.0 or s.min is None or s.min > constants.MASK_FILL:
+        return False
+    fills = s.inf or 0
+    if math.isfinite(s.min) and s.mean is not None:
+        fills = round(s.mean * s.numel / s.min)
+    return s.zero is None or s.zero + fills == s.numel
 
 
 def fits() -> list[Fit]:

@@ -26,6 +26,7 @@ from llmdebug_nb.align.calls import (
     match_modules,
     match_tensors,
     pair_ranks,
+    places_of,
     share_inputs,
 )
 from llmdebug_nb.align.matches import ValueMatch, ValueMatches, WeightMatches
@@ -250,6 +251,7 @@ class _Pairing:
         }
         if not left or not right:
             return
+        places = places_of(golden, self._kind), places_of(mine, lambda c: self._kind_of(c.op))
         for one in left:
             output = one.first_output
             assert output is not None
@@ -261,11 +263,13 @@ class _Pairing:
             if not others:
                 continue
             home = self._partners.get(one.module, ((), ""))[0]
+            # all are about as close: a step that changes next to nothing has the values of the next
             _, other = min(
                 others,
                 key=lambda each: (
                     each[1].module not in home,
-                    self._kind(one) != self._kind_of(each[1].op),
+                    other_kind := self._kind(one) != self._kind_of(each[1].op),
+                    not other_kind and places[0][id(one)] != places[1][id(each[1])],
                 ),
             )
             replaced = compare(one, other) != _SAME

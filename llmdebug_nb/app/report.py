@@ -11,7 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from llmdebug_nb.app import settling
 from llmdebug_nb.app.differences import Differences
+from llmdebug_nb.app.settling import Plain, settled
 from llmdebug_nb.comparison import clipping, epsilons, grain
 from llmdebug_nb.comparison.coverage import coverage, why_incomparable
 from llmdebug_nb.core import constants
@@ -29,7 +31,7 @@ from llmdebug_nb.core.headline import Headline
 from llmdebug_nb.core.listings import Listing
 from llmdebug_nb.core.lockstep import Lockstep
 from llmdebug_nb.core.printable import printable
-from llmdebug_nb.core.reasons import AFTER_TIE, REJOINED
+from llmdebug_nb.core.reasons import REJOINED
 from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.explain import causes, listing
 from llmdebug_nb.explain.blame import Explanation
@@ -49,7 +51,6 @@ if TYPE_CHECKING:
 
 Programs: TypeAlias = "tuple[Callable[[], object], Callable[[], object]]"
 _MARKS = 8  # in one line
-_PASSED_ON = "a replay shows that it follows from what is expected"
 
 
 class LiveModels(Protocol):
@@ -59,22 +60,6 @@ class LiveModels(Protocol):
     def look_inside(
         self, finding: Finding, report: Report, programs: Programs | None
     ) -> Report: ...
-
-
-def _settled(rows: list[Difference], explanation: Explanation) -> list[Difference]:
-    """Return the rows with what the search for causes found out about differences."""
-
-    def settled(d: Difference) -> Difference:
-        if d.verdict != EXPECTED and d.index in explanation.rejoins:
-            return replace(d, verdict="unmatched", reason=REJOINED)
-        if d.verdict == "diverged" and d.index in explanation.passed_on:
-            return replace(d, verdict=EXPECTED, reason=_PASSED_ON)
-        if d.verdict == "diverged" and d.index in explanation.behind_ties:
-            return replace(d, verdict="unmatched", reason=AFTER_TIE)
-        return d
-
-    found = explanation.rejoins, explanation.passed_on, explanation.behind_ties
-    return [settled(d) for d in rows] if any(found) else rows
 
 
 class Report(Tabular):
@@ -130,12 +115,12 @@ class Report(Tabular):
 
         What is blamed on a marked call is expected. Then the search goes on behind it.
         """
-        explanation, rows = self._plain, self._judging.differences(self.expected)
+        plain, explanation = self._plain, self._plain.explanation
         self._failures = explanation.problems
         if self.incomparable or not self.expected:
-            return [] if self.incomparable else explanation.findings, _settled(rows, explanation)
+            return [] if self.incomparable else explanation.findings, plain.as_noise(plain.settled)
         expected: dict[tuple[str, str], Finding] = {}
-        excused: set[int] = set()
+        excused = set(plain.noise)
         known = -1
         while known < len(excused):
             known = len(excused)
@@ -147,8 +132,8 @@ class Report(Tabular):
             explanation = self._blame(rows)
             self._failures = explanation.problems
         findings = [finding for finding, mark, _ in self._marked(explanation) if mark is None]
-        rows = _settled(_settled(rows, self._plain), explanation)
-        return [*findings, *expected.values()], rows
+        rows = settled(settled(rows, plain.explanation), explanation)
+        return [*findings, *expected.values()], plain.as_noise(rows)
 
     def _marked(
         self, explanation: Explanation
@@ -159,8 +144,8 @@ class Report(Tabular):
             yield finding, covering(self.expected, finding, large), made
 
     @functools.cached_property
-    def _plain(self) -> Explanation:
-        return self._blame(self._judging.plain)
+    def _plain(self) -> Plain:
+        return settling.plain(self._judging, self._blame)
 
     @functools.cached_property
     def incomparable(self) -> str:

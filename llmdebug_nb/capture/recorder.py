@@ -8,8 +8,8 @@ not read again if their version and a sample of their bytes agree.
 
 Payloads go to the sink at once, since the program may crash next. Of hooks that only note what they
 see, rows are made later (`tape/`). Rows are committed once per root call, when the statistics of
-accelerator tensors are read back together. Statistics and fingerprint always describe the whole
-tensor, even if only a part of it is kept (`payload.py`).
+accelerator tensors are read back together. Statistics describe the whole tensor, even if a part of
+it is kept (`payload.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from llmdebug_nb.capture.tape import native
 from llmdebug_nb.capture.waiting_rows import WaitingRows
 from llmdebug_nb.capture.walk import scalar_text
 from llmdebug_nb.core.columns import Row
-from llmdebug_nb.core.errors import StoreError
+from llmdebug_nb.core.errors import StoreError, first_line
 from llmdebug_nb.core.kernels import summary as kernel
 from llmdebug_nb.core.kernels.fingerprint import ALGORITHM, ALGORITHMS, fingerprint
 from llmdebug_nb.core.kernels.raw import dtype_name, memory, plain, to_bytes, unreadable, view
@@ -55,8 +55,8 @@ class Recorder:
     ``lost``: by reason, the count of wanted payloads that are missing. ``failure``: the error of a
     sink that can't go on (disk full); recording then continues without it and counts.
     ``devices``: the rows of tensors on accelerators. ``hand``: rows that are not committed yet.
-    ``policy``: which payloads are kept, and how many bytes were.
-    ``watch``: is shown all rows before they are committed. ``weights``: those of the models.
+    ``policy``: which payloads are kept. ``weights``: those of the models.
+    ``watch``: is shown all rows before they are committed.
     """
 
     def __init__(self, sink: Sink, options: DumpOptions) -> None:
@@ -101,8 +101,8 @@ class Recorder:
         self, call: RecordedCall, role: str, values: list[tuple[str, str, str | None]]
     ) -> None:
         """Record values that are no tensors: slots, types and texts, in which nothing is masked."""
-        place = call.root_call, call.path, call.number, role
         with self._lock:
+            place = call.root_call, call.path, call.number, role
             self.hand.scalars += [(*place, *value, call.phase) for value in values]
 
     def record_tensor(
@@ -190,7 +190,7 @@ class Recorder:
 
     def settle(self, tensor: torch.Tensor) -> None:
         """Promise that a tensor never changes again: until the root call ends it is read once."""
-        settled = self._settled[id(tensor)] = Settled(tensor)
+        self._settled[id(tensor)] = settled = Settled(tensor)
         self._reserved.append(settled.place)
 
     def unsettle(self, tensor: torch.Tensor) -> None:
@@ -269,8 +269,7 @@ class Recorder:
             if row[rows.OFFSET] is None:  # else it is a duplicate, whose payload is there
                 self._lose(row, str(error).partition(";")[0])
         except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError) as error:
-            first_line = str(error).partition("\n")[0]
-            self._lose(row, f"{type(error).__name__}: {first_line}")
+            self._lose(row, f"{type(error).__name__}: {first_line(error)}")
         except BaseException:  # of the program: its handler of a signal, say
             row[rows.SHAPE] = None  # it is dropped, so nothing may be described by it
             self._by_content.clear()
@@ -420,13 +419,19 @@ class Recorder:
             except StoreError as error:
                 self.failure = error
 
+    def _fill(self) -> None:
+        """Read the statistics of all rows back. A finalizer may commit some, and add others."""
+        filled: Hand | None = None
+        while filled is not self.hand or self.devices.has_work(filled):
+            filled = self.hand
+            without, why = self.devices.fill(filled)
+            for row in (each for each in without if each[rows.OFFSET] is None):  # no values either
+                self._lose(row, why)
+
     def flush(self, calls: Iterable[RootCall] = ()) -> None:
-        """Commit the rows. The statistics of accelerator tensors are read back, once per device."""
+        """Commit the rows."""
         with self._lock:
-            rows_without, why = self.devices.fill(self.hand)
-            for row in rows_without:
-                if row[rows.OFFSET] is None:  # else its values are there
-                    self._lose(row, why)
+            self._fill()
             hand, fresh = self.hand, Hand()
             hand.drop_partial(self.lost)
             if self.watch is not None:
@@ -436,10 +441,9 @@ class Recorder:
                 self.sink.commit(batch)
                 batch.written = True
             except StoreError as error:
-                self.failure = error
-                self.lost[f"not in the index: {str(error).partition(';')[0]}"] += hand.count
-            finally:  # if an exception of the program came in between, they wait
-                # no calls: a handler of a signal could raise in one, and rows be written twice
+                self.failure, why = error, str(error).partition(";")[0]
+                self.lost[f"not in the index: {why}"] += hand.count
+            finally:  # no calls: a handler of a signal could raise, and rows be written twice
                 if batch.written:
                     self.sources.stacks, self.sources.functions, self._chains.new = [], [], []
                 if batch.written or self.failure is not None:

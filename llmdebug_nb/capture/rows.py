@@ -52,8 +52,8 @@ class Hand:
     """Rows that are not committed yet, in the order of their tables.
 
     ``records``, ``operators``, ``scalars``, ``called``: rows; the last ones are execution ids of
-    calls. ``packed``: further records, see `Batch`. ``measured``: by page, where the figures go in
-    it that are still on a device: an int64 ``[n, 4]``, and then as in `on_device.Measured`.
+    calls. ``packed``: further records, see `Batch`. ``measured``: by page, the places in ``packed``
+    that wait for figures of it: rows of four int64, the place and then as in `Measured`.
     """
 
     __slots__ = ("called", "measured", "operators", "packed", "records", "scalars")

@@ -5,8 +5,6 @@ Statistics lie on the device until they are read together, and rarely.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -65,25 +63,27 @@ class WaitingRows:
         """Let a row wait for the statistics of another one."""
         self._copies.append((row, known))
 
+    def has_work(self, hand: Hand) -> bool:
+        """Tell whether rows wait, those that are packed in ``hand`` included."""
+        return bool(self._measured or self._copies or hand.measured)
+
     def fill(self, hand: Hand) -> tuple[list[Row], str]:
         """Write the statistics into all rows that wait for them. Waits for the devices.
 
-        ``hand``: has those that are packed, too. Return the rows that have to do without, and why:
-        nothing can be read while a CUDA graph is captured, or after the program has done something
-        illegal on the device.
+        ``hand``: packed rows may wait, too; if they have to do without, they become its records.
+        Return the rows that have to do without, and why: nothing can be read while a CUDA graph is
+        captured, or after the program has done something illegal on the device.
         """
-        measured, copies = self._measured, self._copies
+        measured, copies = self._measured.copy(), self._copies.copy()
         why = self._read(measured, hand)
-        self._measured, self._copies = [], []
-        without = [row for row, _ in measured] if why else []
+        without = hand.unpack() + [row for row, _ in measured] if why else []
+        del self._measured[: len(measured)], self._copies[: len(copies)]
         numbers = {id(row) for row in without}
         for row, known in copies:
             row[rows.STATISTICS] = known[rows.STATISTICS]
             if id(known) in numbers:
                 numbers.add(id(row))
                 without.append(row)
-        if why:
-            without += hand.unpack()
         return without, why
 
     def _read(self, measured: list[tuple[Row, Measured]], hand: Hand) -> str:
@@ -104,22 +104,26 @@ class WaitingRows:
 
 
 def _fill_packed(hand: Hand) -> None:
-    """Write the figures into packed rows where C has left room. Raises RuntimeError."""
-    if not hand.measured:
-        return
-    packed = np.frombuffer(bytearray(hand.packed), np.uint8)
-    for page, noted in hand.measured.items():
-        places = np.frombuffer(bytes(noted), np.int64).reshape(-1, 4)
-        figures = _as_messagepack(on_device.figures_of(page, places[:, 1:]))
-        packed[places[:, :1] + np.arange(figures.shape[1])] = figures
-    hand.packed[:] = packed.tobytes()  # in place, as C may hold it; with no view of it left
-    hand.measured.clear()
+    """Write the figures into packed rows where C has left room. Raises RuntimeError.
+
+    Code of the program may run meanwhile, as a finalizer, and add rows: these are left as they are.
+    """
+    packed = hand.packed
+    for page, noted in list(hand.measured.items()):
+        taken = np.frombuffer(bytes(noted), np.int64).reshape(-1, 4)
+        if len(taken):
+            figures = _as_messagepack(on_device.figures_of(page, taken[:, 1:]))
+            for place, row in zip(taken[:, 0].tolist(), figures, strict=True):
+                packed[place : place + len(row)] = row
+        del noted[: taken.nbytes]
+        if not noted:
+            hand.measured.pop(page, None)
 
 
-def _as_messagepack(figures: Doubles) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return ``[n, 7]`` figures as ``[n, 63]`` bytes: four float64 and three int64."""
+def _as_messagepack(figures: Doubles) -> list[bytes]:
+    """Return ``[n, 7]`` figures as 63 bytes each: four float64 and three int64."""
     packed = np.empty((len(figures), 7, 9), np.uint8)
     packed[:, :4, 0], packed[:, 4:, 0] = 0xCB, 0xD3
     packed[:, :4, 1:] = figures[:, :4].astype(">f8").view(np.uint8).reshape(-1, 4, 8)
     packed[:, 4:, 1:] = figures[:, 4:].astype(">i8").view(np.uint8).reshape(-1, 3, 8)
-    return packed.reshape(-1, 63)
+    return [row.tobytes() for row in packed]

@@ -9,8 +9,6 @@ outside the part.
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -23,22 +21,18 @@ from llmdebug_nb.comparison.measured import Measured, error_of
 from llmdebug_nb.comparison.modules import Modules
 from llmdebug_nb.comparison.threads import in_threads, one_by_one
 from llmdebug_nb.comparison.tolerance import UNMATCHED, Calibration, Judging
+from llmdebug_nb.comparison.unwritten import Unwritten
 from llmdebug_nb.comparison.weight_noise import Weights
 from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.fingerprint import same
-from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import Node, Record, Summary
 
 if TYPE_CHECKING:
     import torch
 
-UNINITIALISED = "memory that nothing was written to yet: there are no values to compare"
+UNINITIALISED = "memory that was not written to yet, or not wholly: what it holds is chance"
 STATS_ONLY = "judged by statistics: "
-# operators that return memory which nothing was written to yet
-_EMPTY = re.compile(r"(.*\.)?(new_)?empty(_like|_strided|_permuted|_quantized)?(\.\w+)?")
-# ids of records of memory that nothing was written to, by side
-Empty = tuple[set[int], set[int]]
 _Rounded = tuple[dict[Hashable, float], dict[Hashable, float]]  # of each side's payloads
 __all__ = ["STATS_ONLY", "UNMATCHED", "Measurer", "judging", "measure"]
 
@@ -101,7 +95,7 @@ class Measurer:
     ) -> None:
         self._load_golden, self._load_mine, self._custom = load_golden, load_mine, custom
         self._work = knowing(known, one_by_one)
-        self._empty: Empty = (set(), set())
+        self._unwritten = Unwritten(), Unwritten()
 
     def measured(self, pairs: Iterable[Pair], modules: Modules) -> list[Measured]:
         """Return the measurement of each pair, in order. ``modules``: golden's."""
@@ -109,7 +103,7 @@ class Measurer:
         def here(job: Job) -> Outcome:
             return jobs.measured(job, self._load_golden, self._load_mine, self._custom)
 
-        plan = _Plan(pairs, modules, bool(self._custom.names), self._empty)
+        plan = _Plan(pairs, modules, bool(self._custom.names), self._unwritten)
         return plan.measured(self._work, here)
 
 
@@ -122,11 +116,18 @@ class _Plan:
     """What has to be measured for some pairs, each pair of payloads once."""
 
     def __init__(
-        self, pairs: Iterable[Pair], modules: Modules, custom: bool, empty: Empty | None = None
+        self,
+        pairs: Iterable[Pair],
+        modules: Modules,
+        custom: bool,
+        unwritten: tuple[Unwritten, Unwritten] | None = None,
     ) -> None:
-        """``custom``: the user's own metrics are wanted, so equal tensors are read, too."""
+        """``custom``: the user's own metrics are wanted, so equal tensors are read, too.
+
+        ``unwritten``: what is known of golden's and mine's memory from earlier pairs.
+        """
         self._modules, self._custom = modules, custom
-        self._empty: Empty = empty or (set(), set())
+        self._unwritten = unwritten or (Unwritten(), Unwritten())
         self._jobs: list[Job] = []
         self._numbers: dict[Hashable, int] = {}  # of jobs, by what they measure
         # index of each pair with a payload -> number of its job, None if it needs none
@@ -157,7 +158,8 @@ class _Plan:
         if golden is None or mine is None:
             side = "mine" if golden is None else "golden"
             return Measured(index, pair, remark=f"only in {side}: {pair.why}")
-        if self._is_empty(golden, mine):
+        its, own = self._unwritten
+        if any([its.holds(golden), own.holds(mine)]):  # both are to note it
             return Measured(index, pair, remark=UNINITIALISED)
         a, b = golden.summary, mine.summary
         if a.shape != b.shape and pair.fit is None:
@@ -176,10 +178,6 @@ class _Plan:
             self._open.setdefault(index, None)
         certain = values is None and same_bytes is False
         return Measured(index, pair, values, remark, same_bytes, certain)
-
-    def _is_empty(self, golden: Record, mine: Record) -> bool:
-        """Tell whether a tensor is the untouched output of an operator such as `empty`."""
-        return any([*map(_is_untouched, (golden, mine), self._empty)])  # note both
 
     def _needs(
         self, pair: Pair, golden: Record, mine: Record, same_bytes: bool | None
@@ -210,20 +208,6 @@ class _Plan:
             self._numbers[job.key] = len(self._jobs)
             self._jobs.append(job)
         return self._numbers[job.key]
-
-
-def _is_untouched(record: Record, empty: set[int]) -> bool:
-    """Tell whether nothing was written to a tensor's memory, and note its id in that case."""
-    role = record.site.role
-    allocated = role == "output" and _allocates(record.op) and is_operator(record.site.path)
-    if allocated or (role == "input" and record.producer in empty):
-        empty.add(record.id)
-    return record.id in empty
-
-
-@functools.cache
-def _allocates(op: str) -> bool:
-    return _EMPTY.fullmatch(op) is not None
 
 
 def _finished(row: Measured, outcome: Outcome | None, rounded: _Rounded) -> Measured:

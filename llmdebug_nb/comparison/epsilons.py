@@ -112,7 +112,7 @@ class Epsilons:
     def is_odd(self, m: Measured) -> bool:
         """Tell whether mine is coarser than golden here, but in no other call of the kind."""
         golden, mine = _by_dtype(_sides(m))
-        if m.pair.golden is None or not golden or mine <= golden:
+        if m.pair.golden is None or not golden or mine <= golden or self._is_passed_on(m):
             return False
         kind = self._kinds[_call_kind(m.pair.golden)].items()
         others = [eps for path, eps in kind if path != m.pair.golden.site.path]
@@ -120,12 +120,36 @@ class Epsilons:
 
     @functools.cached_property
     def _kinds(self) -> dict[tuple[object, ...], dict[str, float]]:
-        """The epsilon of mine's dtype, by kind of call and by path."""
+        """The coarsest epsilon of mine's dtypes in all steps, by kind of call and by path."""
         kinds: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
         for m in filter(_is_own, self._measured):
             if m.pair.golden is not None:
-                kinds[_call_kind(m.pair.golden)][m.pair.golden.site.path] = _by_dtype(_sides(m))[1]
+                kind, path = kinds[_call_kind(m.pair.golden)], m.pair.golden.site.path
+                kind[path] = max(kind.get(path, 0.0), _by_dtype(_sides(m))[1])
         return kinds
+
+    def _is_passed_on(self, m: Measured) -> bool:
+        """Tell whether an input was seen before, in both runs: what made it chose its dtype."""
+        golden, mine, content = m.pair.golden, m.pair.mine, m.pair.content
+        if golden is None or mine is None or golden.site.role != "input":
+            return False
+        made = (golden.producer, mine.producer) in self._outputs
+        return made or (content is not None and self._first[content] < m.index)
+
+    @functools.cached_property
+    def _outputs(self) -> set[tuple[int | None, int | None]]:
+        """The ids of outputs that are paired at their places."""
+        pairs = [m.pair for m in filter(_is_own, self._measured)]
+        return {
+            (pair.golden.id, pair.mine.id)
+            for pair in pairs
+            if pair.golden and pair.mine and pair.golden.site.role == "output"
+        }
+
+    @functools.cached_property
+    def _first(self) -> dict[object, int]:
+        """The index of the first pair with each content."""
+        return {m.pair.content: m.index for m in reversed(self._measured)}
 
     def both(self, m: Measured) -> tuple[float, float]:
         """Return the epsilons of golden and mine, by their dtypes, their values and programs."""

@@ -25,6 +25,7 @@ from llmdebug_nb.comparison.noise import (
     floor,
 )
 from llmdebug_nb.comparison.siblings import Siblings
+from llmdebug_nb.comparison.uses import Uses
 from llmdebug_nb.comparison.weight_noise import TURNED, Weights, turned_by
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import (
@@ -137,6 +138,10 @@ class Judging:
         self.comparison = Comparison()
 
     @functools.cached_property
+    def _uses(self) -> Uses:
+        return Uses(m.pair for m in self._measured)
+
+    @functools.cached_property
     def plain(self) -> list[Difference]:
         """The differences without any expectation."""
         return self._judged(frozenset())
@@ -184,7 +189,7 @@ class Judging:
         noise = NoisePropagation(self._size, self._weights)
         judge = _Judge(
             noise, self._epsilons, self._siblings, self._limits, self._calibration, expected,
-            self.comparison,
+            self.comparison, lambda: self._uses,
         )  # fmt: skip
         return list(map(judge.difference, self._measured))
 
@@ -254,9 +259,10 @@ class _Judge:
         calibration: Calibration,
         expected: Collection[int],
         comparison: Comparison,
+        uses: Callable[[], Uses],
     ) -> None:
         self._noise, self._epsilons, self._siblings = noise, epsilons, siblings
-        self._comparison = comparison
+        self._comparison, self._uses = comparison, uses
         self._limits, self._calibration, self._expected = limits, calibration, expected
         self._outputs: dict[int, Level] = {}  # golden's outputs by id -> noise that they pass on
         # rank and generation whose logits came to prefer another token, within noise
@@ -332,7 +338,8 @@ class _Judge:
         if clipped > constants.EVEN_ERRORS:
             return row("diverged", clipped, constants.EVEN_ERRORS, m.remark), capped
         if m.error and (why := self._tie(m, explained, limit)):
-            return row(UNMATCHED, m.error, limit, why), Level(error=math.inf)
+            decides = why == AFTER_TIE or not self._uses().ignores(m.pair)
+            return row(UNMATCHED, m.error, limit, why), Level(error=math.inf if decides else 0.0)
         if m.error <= limit and scale > scale_limit and _is_even(metrics, m.error):
             diverged = row("diverged", scale, scale_limit, TOO_EVEN)
             return diverged, level if expected else capped

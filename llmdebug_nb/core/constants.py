@@ -25,12 +25,12 @@ import math
 FINEST = 2.0**-24
 # Error of float32 values that one or two operators more have rounded: a limit is no lower.
 EXACT = 2.0**-22
-# A share of the largest number of a dtype. From here on a number counts as infinite, because a
-# fill such as finfo.min may have been rounded or added to on its way.
+# A share of the largest number of a dtype. What is larger is infinite: a fill may have been added.
 INFINITE_SHARE = 0.99
 # A share of the lowest number of a dtype, or of a tensor with a fill. What is below is masked:
 # scores may be added to a fill, and no activation is as large.
 MASK_SHARE = 0.5
+NO_ACTIVATION = -1.8e19  # the square of what is beyond it is no float32: no norm could take it
 # A number. A mask hides with -inf, a dtype's lowest number, -1e9 or -1e4 (the mildest fill in use),
 # to which a score may be added. Scores and activations stay above: the largest known are thousands.
 MASK_FILL = -9e3

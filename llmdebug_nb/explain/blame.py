@@ -32,7 +32,7 @@ from llmdebug_nb.explain import (
     sources,
 )
 from llmdebug_nb.explain.calls import ComparedCall
-from llmdebug_nb.explain.edges import input_name, is_root, kind_of
+from llmdebug_nb.explain.edges import OtherTokens, input_name, is_root, kind_of
 from llmdebug_nb.explain.effects import equal_in_effect
 from llmdebug_nb.explain.expected import PassedOn
 from llmdebug_nb.explain.flow import Flow
@@ -222,7 +222,8 @@ class _Search:
         steps: dict[object, set[tuple[int, int]]] = {}
         rows: dict[object, set[int]] = {}
         sure: set[object] = set()  # places of regions that begin at tensors that are one thing
-        for region in self._regions():
+        regions, chosen = self._regions(), OtherTokens(self.differences, self.start)
+        for region in [r for r in regions if not chosen.reach(r.row.site)] or regions:
             blamed = self._blamed(region)
             if blamed is None:
                 continue

@@ -10,8 +10,8 @@ import torch
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES, epsilon, is_floating
 from llmdebug_nb.core.findings import Difference
-from llmdebug_nb.core.paths import module_of, parent_of, within
-from llmdebug_nb.core.records import Record, Summary
+from llmdebug_nb.core.paths import is_operator, module_of, parent_of, within
+from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import Calls, ComparedCall
 
@@ -67,6 +67,34 @@ def is_root(row: Difference, differences: Sequence[Difference]) -> bool:
         for d in differences
         if (d.site.generation, d.site.step) == (s.generation, s.step)
     )
+
+
+class OtherTokens:
+    """The steps that are given other tokens, as an earlier step differs: all differs from there on.
+
+    ``start``: the first row that differs.
+    """
+
+    def __init__(self, differences: Sequence[Difference], start: Difference) -> None:
+        self._first: dict[tuple[int, int], int] = {}  # by rank and generation
+        begins = start.site.generation, start.site.step
+        for row in differences:
+            s = row.site
+            later = (s.generation, s.step) > begins and s.role == "input" and row.differs
+            if (
+                not later
+                or is_operator(s.path)
+                or is_floating(row.pair.either.summary.dtype)
+                or kind_of(row) is not None
+            ):
+                continue
+            if (s.rank, s.generation) not in self._first and is_root(row, differences):
+                self._first[s.rank, s.generation] = s.step
+
+    def reach(self, site: Site) -> bool:
+        """Tell whether a step is given other tokens, or comes behind one that is."""
+        first = self._first.get((site.rank, site.generation))
+        return first is not None and site.step >= first
 
 
 def changes_nothing(call: ComparedCall) -> bool:

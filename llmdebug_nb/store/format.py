@@ -62,7 +62,7 @@ SAFETENSORS = {
 
 _FIRST_COLUMNS = len(RECORDS.first_names)  # a frame of an older dump has no more
 _FIGURES = RECORDS.span("min", "l2norm")
-_NO_FIGURES = [None] * 4
+_NO_FIGURES = [None] * len(COLUMNS[_FIGURES])
 _DTYPE, _SHAPE, _KEPT, _KEPT_SHAPE = AT["dtype"], AT["shape"], AT["kept"], AT["kept_shape"]
 _SOME = re.compile(r"slice\[[^\[\]]+\]|minmax|quantile\[\d+\]")
 
@@ -88,8 +88,9 @@ def metadata(row: Row) -> bytes:
     columns = row.copy()
     if row[_KEPT] is None:
         columns[_FIGURES] = _NO_FIGURES
-        text = msgspec.json.encode(columns)  # sooner than json, but it makes null of nan
+        text = msgspec.json.encode(columns)
     else:
+        # msgspec, which is faster, makes null of nan
         text = json.dumps(columns, separators=(",", ":")).encode()
     # a text in JSON has no control characters left, so two replacements escape it once more
     return b'"%b"' % text.replace(b"\\", b"\\\\").replace(b'"', b'\\"')

@@ -445,7 +445,7 @@ static int add_view(Play *play, PyObject *view, const Seen *base, PyObject *resu
     return done;
 }
 
-/* Leave room for figures that a device still has, and note where: `FIGURES` of rows.py goes there. */
+/* Leave room for figures that a device still has, and note where: waiting_rows.py fills it. No fingerprint follows. */
 static void put_room(Row *row)
 {
     row->figures = row->size;
@@ -505,7 +505,7 @@ static void put_row(Play *play, const Call *call, PyObject *number, PyObject *ro
 /* Append the packed row to those in hand. Of a tensor on a device, note where its figures go: see `Hand.measured`. */
 static int append_row(Play *play, const Seen *seen)
 {
-    if (!seen->page)
+    if (play->row.figures < 0)
         return add_packed(play->hand.packed, &play->row);
     const int64_t place[] = {PyByteArray_Size(play->hand.packed) + play->row.figures, seen->first, seen->length, seen->count};
     PyObject *places = PyDict_GetItemWithError(play->hand.measured, seen->page);

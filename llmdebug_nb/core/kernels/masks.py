@@ -25,11 +25,17 @@ def hidden(x: torch.Tensor) -> torch.Tensor | None:
 
 
 def is_surely_masked(x: torch.Tensor) -> torch.Tensor:
-    """Return where a floating tensor is -inf or near the lowest number of its dtype (bool).
+    """Return where a floating tensor is -inf or so low that no activation is (bool).
 
-    No activation is that large, so nothing is hidden by leaving these entries out.
+    Scores may be divided after they were masked, so a share of the lowest number counts, too.
     """
-    return x < constants.MASK_SHARE * torch.finfo(x.dtype).min
+    return x < max(constants.MASK_SHARE * torch.finfo(x.dtype).min, constants.NO_ACTIVATION)
+
+
+def _is_filled(x: torch.Tensor) -> torch.Tensor:
+    """Return where a floating tensor is -inf or has a fill (bool), which another dtype may give."""
+    least = float(x.masked_fill(~x.isfinite(), 0.0).min())
+    return x <= (constants.MASK_SHARE * least if least <= constants.MASK_FILL else -math.inf)
 
 
 def may_hide(summary: Summary) -> bool:
@@ -39,11 +45,11 @@ def may_hide(summary: Summary) -> bool:
 
 
 def without_masked(golden: torch.Tensor, mine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two floating tensors of one shape with zeros where both are surely masked.
+    """Return two floating tensors of one shape, zeros where both are masked, one of them surely.
 
     An entry that only one side masks stays as it is.
     """
-    both = is_surely_masked(golden) & is_surely_masked(mine)
+    both = is_surely_masked(golden) & _is_filled(mine) | _is_filled(golden) & is_surely_masked(mine)
     if not bool(both.any()):
         return golden, mine
     return golden.masked_fill(both, 0.0), mine.masked_fill(both, 0.0)

@@ -129,7 +129,7 @@ def figures(measured: Sequence[Measured]) -> list[Figures]:
 
 
 def figures_of(page: Page, places: Integers) -> Doubles:
-    """Return the same as ``[n, 7]``, of tensors that were measured on one page.
+    """Return min, max, mean, norm, counts of nan, inf, zero of tensors on one page, ``[n, 7]``.
 
     ``places``: ``[n, 3]``, the first row of each, the count of rows, that of elements.
     """
