@@ -16,10 +16,11 @@ import torch
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.findings import Difference
+from llmdebug_nb.core.kernels.masks import may_hide
 from llmdebug_nb.core.paths import module_of, operator_of
 from llmdebug_nb.core.records import Record, Site
 from llmdebug_nb.explain import causes, neighbours, shapes
-from llmdebug_nb.explain.evidence import Relation
+from llmdebug_nb.explain.evidence import MASKED, Relation
 from llmdebug_nb.explain.flow import Flow
 from llmdebug_nb.explain.frontier import Region
 from llmdebug_nb.explain.judge import Blamed
@@ -67,6 +68,11 @@ class _Relating:
         for two in self._twos():
             try:
                 found = self._relation(two)
+                if found is not None and found.kind == MASKED:
+                    later = self._masked_later(two.mine)  # golden's may be of behind its mask
+                    found = (
+                        found if later is None else self._relation(_Two(two.golden, later, None))
+                    )
             except (
                 CannotReplay,
                 CorruptDumpError,
@@ -117,6 +123,22 @@ class _Relating:
         """Return the row that pairs two tensors."""
         rows = self._flows[1].rows[mine.id]
         return next((d for d in rows if d.pair.golden and d.pair.golden.id == golden.id), None)
+
+    def _masked_later(self, mine: Record) -> Record | None:
+        """Return the same scores of mine behind its mask; None if they are, or if it has none."""
+        if may_hide(mine.summary):
+            return None
+        module = module_of(mine.site.path)
+        later = (
+            record
+            for record in self._flows[1].records.values()
+            if record.id > mine.id
+            and record.site.key[:4] == mine.site.key[:4]
+            and module_of(record.site.path) == module
+            and record.summary.shape == mine.summary.shape
+            and may_hide(record.summary)
+        )
+        return next(later, None)
 
     # -- one pair ---------------------------------------------------------------------------------
 
