@@ -28,6 +28,7 @@ from llmdebug_nb.core.paths import any_layer, operator_of
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain.flow import AGREES, ALL, Flow
 from llmdebug_nb.explain.flow_calls import FlowCall, is_telling
+from llmdebug_nb.explain.order import reordered
 
 
 @dataclass(eq=False)
@@ -93,6 +94,8 @@ class Frontier:
         self._moved = {d.site.generation for d in rows if d.pair.fit and d.pair.fit.shared}
         self._counting: dict[int, bool] = {}  # by the row's index: it counts by itself
         self._apart: list[Difference] = []
+        self._inherits, self._regions = dict[int, list[Difference]](), dict[int, Region]()
+        self._reordered = reordered(self._bad, self.inherited)
         self._take_apart(self._refuted())
         self._follow()
         harmless = self._harmless()
@@ -102,8 +105,8 @@ class Frontier:
 
     def _follow(self) -> None:
         """Follow back what counts."""
-        self._inherits: dict[int, list[Difference]] = {}
-        self._regions: dict[int, Region] = {}
+        self._inherits.clear()
+        self._regions.clear()
         self.reaching: set[int] = set()  # indices of rows from which an observable is reached
         queue = [d for d in self._bad if self._counts(d)]
         while queue:
@@ -345,7 +348,7 @@ class Frontier:
         Numbers of places are others where tokens lie elsewhere: what is made of them counts.
         """
         golden, mine = row.pair.golden, row.pair.mine
-        if golden is None or mine is None:
+        if golden is None or mine is None or row.index in self._reordered:
             return False
         numbers = row.site.generation in self._moved and not is_floating(golden.summary.dtype)
         if row.site.role == "grad" or (self._same_code(golden, mine) and not numbers):
