@@ -93,3 +93,11 @@ def test_an_error_among_reordered_tokens_is_found_where_it_is_made(layer, tmp_pa
     report = compared(tmp_path, factor=1.2, layer=layer)
     assert report.verdict == "diverged"
     assert report.findings[0].path.startswith(f"{layer}/")
+
+
+def test_the_largest_error_is_that_of_a_row_that_is_compared(tmp_path):
+    report = compared(tmp_path)
+    rows = list(report.differences)
+    assert max(d.error or 0.0 for d in rows) > 0.1  # of the places, which count no more
+    named = [line for line in str(report).splitlines() if line.startswith("Largest error")]
+    assert not any("equal in effect" in line for line in named)

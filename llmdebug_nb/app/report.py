@@ -350,8 +350,9 @@ class Report(Tabular):
         if first is not None:
             lines.append(f"First to diverge: {first.site}, {error_text(first)}")
         if self.verdict == "within_noise":
-            worst = max((d for d in self.differences if d.error), key=lambda d: d.error or 0.0)
-            limit = f"limit {worst.limit:.2g}"
+            noisy = (d for d in self.differences if d.verdict == "within_noise")
+            worst = max(noisy, key=lambda d: d.error or 0.0)
+            limit = f"limit {worst.limit or 0.0:.2g}"
             lines.append(f"Largest error: {worst.site}, {error_text(worst)} ({limit})")
         return lines + self._expected_lines()
 
