@@ -282,3 +282,25 @@ def test_operators_with_about_the_same_result_are_paired_in_their_order(seed, dt
     torch.manual_seed(seed)
     report = compared(nn.Sequential(made(Capped, seed)), dtype, torch.randn(3, 8))
     assert report.verdict == "within_noise", report
+
+
+class Magnifies(nn.Module):
+    """The difference of two numbers that are nearly equal; one of them was cast in between."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(16, 16)
+
+    def forward(self, x):
+        wide = torch.softmax(self.lin(x), -1, dtype=torch.float32)
+        return torch.sub(wide.to(x.dtype), 0.0623)
+
+
+def test_a_cast_to_the_dtype_of_the_program_is_not_blamed_for_what_another_call_magnifies():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), Magnifies())
+    with torch.no_grad():
+        model[1].lin.weight.mul_(0.02)
+        model[1].lin.bias.zero_()
+    report = compared(model, torch.bfloat16, torch.randn(5, 16))
+    assert not any("Tensor.to" in finding.path for finding in report.findings), report

@@ -116,6 +116,30 @@ def changes_nothing(call: ComparedCall) -> bool:
     return abs(a.l2norm - b.l2norm) <= max(epsilon(a.dtype), epsilon(b.dtype)) * a.l2norm
 
 
+class OwnRounding:
+    """Casts to the coarser dtype that one run computes in throughout: no error of these calls."""
+
+    def __init__(self, differences: Sequence[Difference]) -> None:
+        pairs = [d.pair for d in differences if d.pair.at_its_place]
+        epsilons = [
+            (epsilon(pair.golden.summary.dtype), epsilon(pair.mine.summary.dtype))
+            for pair in pairs
+            if pair.golden is not None and pair.mine is not None
+        ]
+        known = [each for each in epsilons if all(each)]
+        coarser = [sum(each[side] > each[1 - side] for each in known) for side in (0, 1)]
+        least = max(1.0, constants.COARSER_SHARE * len(known))
+        self._coarse = [count >= least for count in coarser]
+
+    def is_of(self, call: ComparedCall) -> bool:
+        """Tell whether a call that only one run makes is such a cast."""
+        side = int(call.golden is None)
+        inputs, outputs = (_summaries(rows, side) for rows in (call.inputs[:1], call.outputs))
+        if not self._coarse[side] or not inputs or not outputs or not changes_nothing(call):
+            return False
+        return epsilon(outputs[0].dtype) > epsilon(inputs[0].dtype)
+
+
 def _summaries(rows: Sequence[Difference], side: int) -> list[Summary]:
     records = [(d.pair.golden, d.pair.mine)[side] for d in rows]
     return [record.summary for record in records if record is not None]

@@ -19,6 +19,7 @@ from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain import causes, clauses, overflow, scalars, verify, weight_order
 from llmdebug_nb.explain.calls import Calls, ComparedCall, as_one, same_operator
 from llmdebug_nb.explain.edges import (
+    OwnRounding,
     changes_nothing,
     innermost,
     input_name,
@@ -68,7 +69,7 @@ class Judge:
         self.narrowing = Narrowing(frontier.flows, runs)
         self.turning = Turning(frontier.flows, runs)
         self._behind_tie = any(d.reason == AFTER_TIE for d in differences if d.verdict == EXPECTED)
-        self._tested = 0
+        self._tested, self._rounding = 0, OwnRounding(differences)
         self.made = False  # True once a call is known to have made an error
 
     def blamed(self, region: Region) -> Blamed:
@@ -417,7 +418,7 @@ class Judge:
                         continue
                     seen.add(id(call))
                     queue.append(call)
-                    if call.one_sided and call.is_operator:
+                    if call.one_sided and call.is_operator and not self._rounding.is_of(call):
                         owner = "golden" if call.mine is None else "mine"
                         alone = self._one_sided(call, owner, row)
                         words = f"{alone.evidence}; {suspect.path} only magnifies the difference"
