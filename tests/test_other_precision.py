@@ -110,9 +110,56 @@ def test_entries_are_left_out_where_both_sides_mask(scale, dtypes, seed):
     sides = [x.masked_fill(hidden, torch.finfo(dtype).min / max(scale, 1.0)) for dtype in dtypes]
     if all(float(side.min()) < -9e3 for side in sides):
         found = without_masked(*sides)
-        one_is_sure = any(float(side.min()) < -1.8e19 for side in sides)
+        one_is_sure = any(float(side.min()) < -(2**27) for side in sides)
         assert torch.equal(found[0], x.masked_fill(hidden, 0.0)) == one_is_sure
         assert torch.equal(*found) or not one_is_sure
+
+
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+@pytest.mark.parametrize("fill", [-1e10, -1e9])
+def test_a_fill_that_is_infinite_in_another_dtype_is_no_overflow(fill, dtype):
+    class Filled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x):
+            scores = torch.matmul(self.q(x), self.k(x).mT)
+            bias = torch.zeros(12, 12).masked_fill(torch.ones(12, 12).triu(1).bool(), fill)
+            scores += bias.to(x.dtype)
+            return torch.matmul(torch.softmax(scores.float(), -1).type_as(x), x)
+
+    torch.manual_seed(1)
+    report = compared(made(Filled), dtype, torch.randn(2, 12, 16))
+    assert report.verdict == "within_noise", report
+
+
+class Scores(nn.Module):
+    def __init__(self, fill):
+        super().__init__()
+        self.fill = fill
+
+    def forward(self, x):
+        scores = torch.matmul(x, x.mT) * 20
+        scores = scores.masked_fill(torch.ones(12, 12).triu(1).bool(), self.fill)
+        return torch.softmax(scores, -1)
+
+
+def test_an_overflow_among_scores_is_found_beside_a_mask():
+    torch.manual_seed(1)
+    x = torch.randn(2, 12, 16) * 30
+    golden = recorded(Scores(-1e10), x, name="golden")
+    mine = recorded(Scores(float("-inf")), x.half(), name="mine")
+    report = ld.compare(golden, mine, progress=False)
+    assert report.verdict == "diverged"
+    assert report.findings[0].cause == "overflow starts here"
+    assert "mul" in report.findings[0].path
+
+
+def test_large_scores_that_overflow_downwards_are_no_fill():
+    x = torch.linspace(-3e5, 3e5, 64).reshape(8, 8)
+    found = without_masked(x, x.half())
+    assert torch.equal(found[0], x)
 
 
 def test_an_activation_that_is_large_is_no_mask():

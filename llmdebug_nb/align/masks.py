@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import torch
 
 from llmdebug_nb.align.fit import Fit
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.kernels.masks import hidden
+from llmdebug_nb.core.kernels.masks import fill_count, hidden
 from llmdebug_nb.core.records import Summary
 
 
@@ -37,10 +36,7 @@ def _is_added(s: Summary) -> bool:
     """
     if s.max != 0.0 or s.min is None or s.min > constants.MASK_FILL:
         return False
-    fills = s.inf or 0
-    if math.isfinite(s.min) and s.mean is not None:
-        fills = round(s.mean * s.numel / s.min)
-    return s.zero is None or s.zero + fills == s.numel
+    return s.zero is None or s.zero + (s.inf or fill_count(s)) == s.numel
 
 
 def fits() -> list[Fit]:

@@ -30,7 +30,7 @@ INFINITE_SHARE = 0.99
 # A share of the lowest number of a dtype, or of a tensor with a fill. What is below is masked:
 # scores may be added to a fill, and no activation is as large.
 MASK_SHARE = 0.5
-NO_ACTIVATION = -1.8e19  # the square of what is beyond it is no float32: no norm could take it
+NO_ACTIVATION = -(2.0**27)  # a score of 4 or less that is added to it is lost in float32: a fill
 # A number. A mask hides with -inf, a dtype's lowest number, -1e9 or -1e4 (the mildest fill in use),
 # to which a score may be added. Scores and activations stay above: the largest known are thousands.
 MASK_FILL = -9e3

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import Difference
+from llmdebug_nb.core.kernels.masks import fill_count
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain.calls import ComparedCall
 
@@ -22,7 +24,16 @@ def is_seen(row: Difference) -> bool:
 def _more(rows: Iterable[Difference]) -> int:
     """Return how many more elements of mine than of golden are NaN or infinite."""
     pairs = (d.pair for d in rows if d.pair.mine is not None)
-    return sum(max(0, _count(pair.mine) - _count(pair.golden)) for pair in pairs)
+    return sum(max(0, _count(pair.mine) - _allowed(pair.golden)) for pair in pairs)
+
+
+def _allowed(golden: Record | None) -> int:
+    """Return how many there may be: golden's fill of a mask may be infinite in another dtype."""
+    if golden is None:
+        return 0
+    low = golden.summary.min
+    filled = low is not None and low < constants.NO_ACTIVATION
+    return _count(golden) + (fill_count(golden.summary) if filled else 0)
 
 
 def _count(record: Record | None) -> int:

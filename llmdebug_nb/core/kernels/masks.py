@@ -33,9 +33,28 @@ def is_surely_masked(x: torch.Tensor) -> torch.Tensor:
 
 
 def _is_filled(x: torch.Tensor) -> torch.Tensor:
-    """Return where a floating tensor is -inf or has a fill (bool), which another dtype may give."""
-    least = float(x.masked_fill(~x.isfinite(), 0.0).min())
-    return x <= (constants.MASK_SHARE * least if least <= constants.MASK_FILL else -math.inf)
+    """Return where a floating tensor is -inf or has a fill (bool), which another dtype may give.
+
+    A fill stands in several entries, far from all others; large activations do not.
+    """
+    finite = x.masked_fill(~x.isfinite(), 0.0)
+    least = float(finite.min())
+    low = finite <= constants.MASK_SHARE * least
+    near = finite <= constants.MASK_SHARE**2 * least
+    count = int(low.count_nonzero())
+    if least > constants.MASK_FILL or count < 2 or count != int(near.count_nonzero()):
+        return x == -math.inf
+    return low | (x == -math.inf)
+
+
+def fill_count(s: Summary) -> int:
+    """Return how many entries have the fill of a mask, by the statistics; 0 if that is none.
+
+    All other entries are next to nothing beside it, so the sum tells.
+    """
+    if s.min is None or s.mean is None or s.min > constants.MASK_FILL or not math.isfinite(s.min):
+        return 0
+    return round(s.mean * s.numel / s.min) if math.isfinite(s.mean) else 0
 
 
 def may_hide(summary: Summary) -> bool:
@@ -50,6 +69,6 @@ def without_masked(golden: torch.Tensor, mine: torch.Tensor) -> tuple[torch.Tens
     An entry that only one side masks stays as it is.
     """
     both = is_surely_masked(golden) & _is_filled(mine) | _is_filled(golden) & is_surely_masked(mine)
-    if not bool(both.any()):
+    if not bool(both.any()) or bool(both.all()):
         return golden, mine
     return golden.masked_fill(both, 0.0), mine.masked_fill(both, 0.0)
