@@ -6,12 +6,12 @@ expert, say, are then computed in another order, and put back.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from llmdebug_nb.align.sequence import agreement
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.dtypes import is_floating
+from llmdebug_nb.core.dtypes import epsilon, is_floating
 from llmdebug_nb.core.findings import Difference
 
 _SORTS = re.compile(r"\w+\.(sort|argsort|msort|topk)(\.\w+)?")
@@ -53,4 +53,16 @@ def _holds_the_same(row: Difference) -> bool:
     golden, mine = row.pair.golden, row.pair.mine
     if golden is None or mine is None or golden.summary.shape != mine.summary.shape:
         return False
-    return agreement(golden.summary, mine.summary) >= constants.REPLACED_DIGITS
+    a, b = golden.summary, mine.summary
+    coarsest = max(epsilon(a.dtype), epsilon(b.dtype))
+    close = max(constants.SAME_VALUES, constants.SAME_VALUES_EPSILONS * coarsest)
+    room = close if coarsest else constants.SAME_SUM  # whole numbers are the same
+    reach = max(abs(a.min or 0.0), abs(a.max or 0.0))
+    scales = reach, reach, (a.l2norm or 0.0) / math.sqrt(max(a.numel, 1)), a.l2norm or 0.0
+    figures = zip(
+        (a.min, a.max, a.mean, a.l2norm), (b.min, b.max, b.mean, b.l2norm), scales, strict=True
+    )
+    return all(
+        one is not None and other is not None and abs(one - other) <= room * scale
+        for one, other, scale in figures
+    )
