@@ -341,13 +341,12 @@ def test_an_interrupt_halts_a_running_program_at_its_next_call():
 
 
 def test_a_second_interrupt_ends_the_program_at_its_next_call():
-    first, second = threading.Event(), threading.Event()
     model = nn.Sequential(nn.Linear(1, 1))
 
     def work():
-        for event in (first, second):
+        for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
-            event.wait(0.3)
+            time.sleep(2)  # two that wait at once are one; a busy machine takes its time
         model(torch.ones(1))
 
     stepper = ld.step(model, when="nan", mode="module")
