@@ -57,7 +57,7 @@ def test_text_has_both_lines_their_code_the_relation_and_the_lines_around():
 
 def test_a_side_without_the_call_says_so():
     text = finding_text(finding(golden=GOLDEN))
-    assert "mine:   makes no such call" in text
+    assert "mine:   does it otherwise, or not at all" in text
 
 
 def test_sources_that_say_no_more_than_the_finding_are_left_out():

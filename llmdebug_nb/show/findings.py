@@ -20,7 +20,7 @@ from llmdebug_nb.show.tables import Line, Table, aligned, figure
 from llmdebug_nb.show.tensors import number
 from llmdebug_nb.show.view_data import ViewData
 
-_NONE = "makes no such call"
+_NONE = "does it otherwise, or not at all"
 _UNKNOWN = "its line was not recorded"
 # as the explorer marks lines
 _MARKS = {"": "", "equal": "=", "rewritten": "≡", "guilty": "✗", "inherited": "⤵"}
