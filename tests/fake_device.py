@@ -6,6 +6,7 @@ All of the tape's own code runs as on a GPU, but for the kernel, which is NumPy'
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 
 from llmdebug_nb.capture import recorder
 from llmdebug_nb.capture.compat import pytorch, torch_modes
-from llmdebug_nb.capture.tape import devices, native
+from llmdebug_nb.capture.tape import devices, native, torch_observer
 from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.kernels import native as summary
 from llmdebug_nb.core.kernels import on_device
@@ -35,10 +36,14 @@ def _wide(raw: Any, dtype: torch.dtype) -> np.ndarray:
 
 
 class FakeDevice:
-    """``launches``: how many kernels ran. ``refuses``: the driver fails to launch any."""
+    """``launches``: how many kernels ran. ``refuses``: the driver fails to launch any.
+
+    ``reads``: how often a page can still be read back; then the device is broken.
+    """
 
     def __init__(self) -> None:
         self.launches, self.refuses, self.capturing = 0, False, False
+        self.reads = math.inf
         self.kernels: set[tuple[str, bool, bool]] = set()
         self._real = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(
             summary.tensor_view()
@@ -51,7 +56,7 @@ class FakeDevice:
         return done
 
     def new_page(self, index: int) -> tuple[Any, int, int, str]:
-        page = torch_modes.run_unseen(on_device.Page, torch.device("cpu"))
+        page = torch_modes.run_unseen(_Page, self)
         return page, page.rows.data_ptr(), on_device.ROWS, f"cuda:{index}"
 
     def new_kernel(
@@ -87,11 +92,27 @@ class FakeDevice:
         return 0
 
 
+class _Page(on_device.Page):
+    def __init__(self, device: FakeDevice) -> None:
+        super().__init__(torch.device("cpu"))
+        self._device = device
+
+    def read(self, used: int) -> on_device.Doubles:
+        self._device.reads -= 1
+        if self._device.reads < 0:
+            raise RuntimeError("an illegal memory access was encountered\nmore")
+        return super().read(used)
+
+
 @contextmanager
 def fake_device(patch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
     """Let tapes that are made in the block believe that all tensors lie on a device."""
     device = FakeDevice()
+    observer, notes = torch_observer.observer(), native.notes()
+    if observer is not None:
+        observer.use(notes, False)  # it asks torch itself where a tensor lies
     with patch.context() as patched:
+        patched.setattr(torch_observer, "observer", lambda: None)
         view = ctypes.cast(device.view, ctypes.c_void_p).value
         launch = ctypes.cast(device.launch, ctypes.c_void_p).value
         patched.setattr(native.native, "tensor_view", lambda: view)
@@ -107,3 +128,5 @@ def fake_device(patch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
             yield device
         finally:
             native._make.cache_clear()
+            if observer is not None:
+                observer.use(notes, True)

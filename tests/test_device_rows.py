@@ -11,22 +11,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import test_operator_tape
+from fake_device import fake_device
 from llmdebug_nb.capture.tape import native
 from llmdebug_nb.capture.tape.player import Player
 from llmdebug_nb.core.columns import AT
 from llmdebug_nb.core.kernels import on_device
 from llmdebug_nb.store.process import process_folders
-from pretended_device import NAME, pretended
 from test_playing import PLANS, Guarded, Repeats, Step, both, counting, recorded
 
 pytestmark = pytest.mark.skipif(native.player_in_c() is None, reason="the tape was not built")
 MODES = ["module", "module+aten", "api", "module+api+aten"]
+NAME = "cuda:0"
 STATISTICS = slice(AT["min"], AT["zero"] + 1)
 
 
 @pytest.fixture
 def device():
-    with pytest.MonkeyPatch.context() as patch, pretended(patch) as made:
+    with pytest.MonkeyPatch.context() as patch, fake_device(patch) as made:
         yield made
 
 
@@ -67,21 +68,18 @@ def test_c_plays_all_events(device, tmp_path):
 SPECIAL = [0.0, -0.0, 1.5, math.inf, -math.inf, math.nan]
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, deadline=None)
 @given(
     values=st.lists(st.one_of(st.sampled_from(SPECIAL), st.floats(-9, 9)), min_size=1, max_size=40),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
 )
-def test_figures_are_those_of_the_host(values, dtype, device, tmp_path_factory):
+def test_figures_are_those_of_the_host(values, dtype, tmp_path_factory):
     """They come from another sum, so means and norms agree up to rounding."""
     x, model = torch.tensor(values, dtype=dtype), torch.nn.Sequential(Repeats(2))
     folder = tmp_path_factory.mktemp("run")
-    one = recorded(folder, "device", model, x, mode="module")
-    device.on = False
+    with pytest.MonkeyPatch.context() as patch, fake_device(patch):
+        one = recorded(folder, "device", model, x, mode="module")
     other = recorded(folder, "host", model, x, mode="module")
-    device.on = True
     found, expected = (
         [r for r in run.records() if r.site.path.endswith("act")] for run in (one, other)
     )
