@@ -241,22 +241,23 @@ def test_places_that_nobody_uses_decide_nothing():
     assert [d.verdict for d in judged] == ["within_noise"]
 
 
-class Residual(nn.Module):
-    """Its stream is float32 behind the first block, whatever the dtype of the weights."""
+class Stack(nn.Module):
+    """Several layers of one kind behind another module."""
 
-    def __init__(self):
+    def __init__(self, first, block):
         super().__init__()
-        self.embed = nn.Linear(8, 8)
-        self.layers = nn.ModuleList(Block() for _ in range(4))
+        self.first, self.layers = first, nn.ModuleList(block() for _ in range(4))
 
     def forward(self, x):
-        x = self.embed(x)
+        x = self.first(x)
         for layer in self.layers:
             x = layer(x)
         return x
 
 
 class Block(nn.Module):
+    """Its stream is float32 from the first one on, whatever the dtype of the weights."""
+
     def __init__(self):
         super().__init__()
         self.lin = nn.Linear(8, 8)
@@ -268,24 +269,13 @@ class Block(nn.Module):
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 def test_a_call_may_be_given_the_coarser_dtype_that_another_one_made(dtype):
     torch.manual_seed(0)
-    report = compared(made(Residual), dtype, torch.randn(3, 8))
+    report = compared(made(Stack, first=nn.Linear(8, 8), block=Block), dtype, torch.randn(3, 8))
     assert report.verdict == "within_noise", report
 
 
-class Steps(nn.Module):
-    """One step of several rounds, and another does not."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Rounds() for _ in range(4))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
 class Rounds(nn.Module):
+    """Computes in float32 in a step of one row."""
+
     def __init__(self):
         super().__init__()
         self.lin = nn.Linear(8, 8)
@@ -298,7 +288,7 @@ class Rounds(nn.Module):
 
 def test_a_dtype_that_differs_between_steps_is_the_same_in_all_layers():
     torch.manual_seed(0)
-    model, x = made(Steps), torch.randn(5, 8)
+    model, x = made(Stack, first=nn.Identity(), block=Rounds), torch.randn(5, 8)
     runs = []
     for name, dtype in (("golden", torch.float32), ("mine", torch.bfloat16)):
         own = copy.deepcopy(model).to(dtype)

@@ -8,8 +8,8 @@ not read again if their version and a sample of their bytes agree.
 
 Payloads go to the sink at once, since the program may crash next. Of hooks that only note what they
 see, rows are made later (`tape/`). Rows are committed once per root call, when the statistics of
-accelerator tensors are read back together. Statistics describe the whole tensor, even if a part of
-it is kept (`payload.py`).
+accelerator tensors are read back together. Statistics and fingerprint describe the whole tensor,
+even if a part of it is kept (`payload.py`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Recorder:
     ``lost``: by reason, the count of wanted payloads that are missing. ``failure``: the error of a
     sink that can't go on (disk full); recording then continues without it and counts.
     ``devices``: the rows of tensors on accelerators. ``hand``: rows that are not committed yet.
-    ``policy``: which payloads are kept. ``weights``: those of the models.
+    ``policy``: which payloads are kept, and their bytes. ``weights``: those of the models.
     ``watch``: is shown all rows before they are committed.
     """
 
@@ -101,8 +101,8 @@ class Recorder:
         self, call: RecordedCall, role: str, values: list[tuple[str, str, str | None]]
     ) -> None:
         """Record values that are no tensors: slots, types and texts, in which nothing is masked."""
+        place = call.root_call, call.path, call.number, role
         with self._lock:
-            place = call.root_call, call.path, call.number, role
             self.hand.scalars += [(*place, *value, call.phase) for value in values]
 
     def record_tensor(
@@ -190,7 +190,7 @@ class Recorder:
 
     def settle(self, tensor: torch.Tensor) -> None:
         """Promise that a tensor never changes again: until the root call ends it is read once."""
-        self._settled[id(tensor)] = settled = Settled(tensor)
+        settled = self._settled[id(tensor)] = Settled(tensor)
         self._reserved.append(settled.place)
 
     def unsettle(self, tensor: torch.Tensor) -> None:
@@ -443,7 +443,7 @@ class Recorder:
             except StoreError as error:
                 self.failure, why = error, str(error).partition(";")[0]
                 self.lost[f"not in the index: {why}"] += hand.count
-            finally:  # no calls: a handler of a signal could raise, and rows be written twice
+            finally:  # else they wait. No calls: a handler could raise, and rows be written twice
                 if batch.written:
                     self.sources.stacks, self.sources.functions, self._chains.new = [], [], []
                 if batch.written or self.failure is not None:

@@ -176,18 +176,6 @@ static int is_written(Tape *tape, const Seen *seen)
     return 0;
 }
 
-/* Return the version of a tensor. */
-static int64_t version_of(PyObject *tensor, const Facts *facts)
-{
-    if (facts->version != NOT_ASKED)
-        return facts->version;
-    PyObject *version = PyObject_GetAttr(tensor, version_name);
-    const int64_t number = version ? PyLong_AsLongLong(version) : NO_VERSION;
-    Py_XDECREF(version);
-    PyErr_Clear();
-    return number;
-}
-
 /* Measure a tensor on its device, once in a root call while it stays as it is. */
 static int measure_there(Tape *tape, Seen *seen, PyObject *tensor, const Facts *facts, int64_t count, int64_t reach)
 {

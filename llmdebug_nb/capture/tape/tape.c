@@ -341,22 +341,31 @@ static void fill_place(Place *place, const Seen *seen)
         place->shape[dim] = seen->shape[dim], place->strides[dim] = seen->strides[dim];
 }
 
+/* Return the version of a tensor. */
+static int64_t version_of(PyObject *tensor, const Facts *facts)
+{
+    if (facts->version != NOT_ASKED)
+        return facts->version;
+    PyObject *version = PyObject_GetAttr(tensor, version_name);
+    const int64_t number = version ? PyLong_AsLongLong(version) : NO_VERSION;
+    Py_XDECREF(version);
+    PyErr_Clear();
+    return number;
+}
+
 /* Tell whether a tensor is a large weight of the model; then fill in its state now, and the key of its place. */
-static int is_weight(Tape *tape, const Seen *seen, PyObject *tensor, unsigned char *data, int64_t room, Weight *now,
+static int is_weight(Tape *tape, const Seen *seen, PyObject *tensor, const Facts *facts, unsigned char *data, Weight *now,
                      PyObject **key)
 {
     Place place;
     if (PyDict_Contains(tape->weights, seen->storage) != 1)
         return 0;
-    PyObject *version = PyObject_GetAttr(tensor, version_name);
     memset(now, 0, sizeof *now);
-    now->version = version ? PyLong_AsLongLong(version) : -1;
-    Py_XDECREF(version);
+    now->version = version_of(tensor, facts);
+    const int64_t room = facts->room - facts->offset * (facts->tensor.dtype.bits / 8);
     const int64_t words = room / 8, step = words / WORDS;
-    if (PyErr_Occurred() || words < WORDS) {
-        PyErr_Clear(); /* of an inference tensor nobody keeps the version */
+    if (now->version == NO_VERSION || words < WORDS)
         return 0;
-    }
     for (int64_t i = 0; i * step < words && i < 2 * WORDS; i++)
         memcpy(&now->sample[i], data + 8 * i * step, 8);
     fill_place(&place, seen);
@@ -461,7 +470,7 @@ static int look_at(Tape *tape, Seen *seen, PyObject *tensor, const Facts *facts,
     unsigned char *data = (unsigned char *)t->data + t->byte_offset;
     const int64_t nbytes = numel * item;
     const int large = tape->weights && nbytes > SMALL_WEIGHT
-                      && is_weight(tape, seen, tensor, data, room - offset * item, &now, &key);
+                      && is_weight(tape, seen, tensor, facts, data, &now, &key);
     int done = packed || large || nbytes <= MOST_SCRATCH ? DONE : REFUSED; /* torch copies it sooner, in threads */
     if (large && !(is_output && is_written(tape, seen)) && is_known(tape, key, &now))
         seen->digest = now.digest, seen->summary = now.summary;
