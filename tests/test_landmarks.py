@@ -106,6 +106,21 @@ def test_each_part_of_a_fused_tensor_matches_it():
     assert all(m.error < 1e-5 for m in matches.of_mine(mine[0]))
 
 
+def test_a_tensor_with_a_partner_is_an_answer_and_no_question():
+    whole = random(1, 6, 32, seed=1)
+    finds, golden, mine = finder(
+        {"whole": whole, "part": noised(whole[..., :16], 1e-6, 2)}, {"again": noised(whole, 1e-6, 3)}
+    )
+    asked = ValueMatches(golden, mine, finds, MatchTolerance())
+    assert [m.golden.site.slot for m in asked.of_mine(mine[0])] == ["whole", "part"]
+    done = {golden[1].id}, set()
+    fewer = ValueMatches(golden, mine, finds, MatchTolerance(), done)
+    assert [m.golden.site.slot for m in fewer.of_mine(mine[0])] == ["whole"]
+    done = {golden[0].id}, set()
+    answer = ValueMatches(golden, mine, finds, MatchTolerance(), done)
+    assert "whole" in {m.golden.site.slot for m in answer.of_mine(mine[0])}
+
+
 def test_keys_with_one_wrong_token_match_no_cache():
     keys = random(1, 2, 6, 16, seed=1)
     cache = torch.zeros(2, 12, 16)

@@ -55,7 +55,8 @@ def _of_rows(tensors: Mapping[_K, np.ndarray]) -> dict[_K, np.ndarray]:
     centre = size[:, middle : middle + highest.shape[1]]
     is_landmark = (centre == highest) & (lowest < highest) & np.isfinite(highest)
     windows = np.lib.stride_tricks.sliding_window_view(values, constants.LANDMARK, axis=1)
-    before = np.cumsum([0, *is_landmark.sum(1)])  # each row
+    counts = np.count_nonzero(is_landmark, axis=1)
+    before = np.concatenate([[0], np.cumsum(counts)])  # each row
     ends = np.cumsum([len(rows) for rows in tensors.values()])
     parts = np.split(windows[is_landmark], before[ends[:-1]])
     return dict(zip(tensors, parts, strict=True))
@@ -78,9 +79,8 @@ class Landmarks(Generic[_K]):
         counts = [len(windows) for windows in large.values()]
         owners = np.repeat(np.arange(len(counts)), counts)
         windows = np.concatenate([*large.values(), np.empty((0, constants.LANDMARK), np.float32)])
-        cells = _number(np.floor(_features(windows) / self._cell).astype(np.int64))
-        order = np.argsort(cells, kind="stable")
-        self._cells, self._owners, self._windows = cells[order], owners[order], windows[order]
+        self._cells = _number(np.floor(_features(windows) / self._cell).astype(np.int64))
+        self._owners, self._windows = owners, windows
 
     @property
     def _cell(self) -> float:
@@ -91,20 +91,17 @@ class Landmarks(Generic[_K]):
 
         ``small``: their landmarks. The larger ones come in the order given.
         """
+        tried = {name: _tried(windows) for name, windows in small.items()}
+        names = [name for name, (windows, _) in tried.items() if len(windows)]
         most = max(1, constants.SCORE_ENTRIES // (constants.LANDMARKS_TRIED * len(self._keys) or 1))
-        names = list(small)
         for at in range(0, len(names), most):
             some = names[at : at + most]
-            tried = [_tried(small[name]) for name in some]
-            found = self._found(np.concatenate([windows for windows, _ in tried]))
-            ends = np.cumsum([len(windows) for windows, _ in tried])
-            for name, counts, (_, copies) in zip(
-                some, np.split(found, ends[:-1]), tried, strict=True
-            ):
-                if len(copies):
-                    shares = (counts >= copies[:, None]).mean(axis=0)
-                    owners = np.flatnonzero(shares >= constants.LANDMARKS_FOUND)
-                    yield name, [self._keys[owner] for owner in owners]
+            found = self._found(np.concatenate([tried[name][0] for name in some]))
+            ends = np.cumsum([len(tried[name][0]) for name in some])
+            for name, counts in zip(some, np.split(found, ends[:-1]), strict=True):
+                shares = (counts >= tried[name][1][:, None]).mean(axis=0)
+                owners = np.flatnonzero(shares >= constants.LANDMARKS_FOUND)
+                yield name, [self._keys[owner] for owner in owners]
 
     def _found(self, windows: np.ndarray) -> np.ndarray:
         """Return int64[n, tensors]: how often each tensor has each of n windows."""
@@ -113,15 +110,19 @@ class Landmarks(Generic[_K]):
         corner = np.floor(_features(windows) / self._cell - 0.5).astype(np.int64)
         steps = np.ndindex(*(2,) * corner.shape[1])
         cells = np.concatenate([_number(corner + np.array(step)) for step in steps])
-        first = np.searchsorted(self._cells, cells, "left")
-        counts = np.searchsorted(self._cells, cells, "right") - first
+        looked_up = np.zeros(constants.SCORE_ENTRIES, bool)  # most landmarks are in no such cell
+        looked_up[_slot(cells)] = True
+        order = np.flatnonzero(looked_up[_slot(self._cells)])
+        order = order[np.argsort(self._cells[order])]
+        first = np.searchsorted(self._cells[order], cells, "left")
+        counts = np.searchsorted(self._cells[order], cells, "right") - first
         ends = np.cumsum(counts)
         reach = self._tolerance * _norms(windows)
         total = int(counts.sum())
         for at in range(0, total, constants.CHUNK):
             each = np.arange(at, min(at + constants.CHUNK, total))
             cell = np.searchsorted(ends, each, "right")
-            place, row = (first + counts - ends)[cell] + each, cell % size
+            place, row = order[(first + counts - ends)[cell] + each], cell % size
             near = _norms(self._windows[place] - windows[row]) <= reach[row]
             pairs = row[near] * keys + self._owners[place[near]]
             found += np.bincount(pairs, minlength=size * keys)
@@ -148,15 +149,16 @@ def _directions(width: int) -> np.ndarray:
 
 def _features(windows: np.ndarray) -> np.ndarray:
     """Return float64[n, 3]: each changes by at most the relative L2 change of a window."""
+    windows = windows.astype(np.float64)
     norms = _norms(windows)
-    return np.column_stack(
-        (np.log(norms), (windows @ _directions(windows.shape[-1])) / norms[:, None])
-    )
+    along = windows @ _directions(windows.shape[-1])
+    return np.column_stack((np.log(norms), along / norms[:, None]))
 
 
 def _norms(windows: np.ndarray) -> np.ndarray:
     """Return the norms of vectors [..., 8], float64[...]."""
-    norms: np.ndarray = np.linalg.norm(windows.astype(np.float64), axis=-1)
+    windows = windows.astype(np.float64, copy=False)
+    norms: np.ndarray = np.sqrt(np.einsum("...i,...i", windows, windows))
     return norms
 
 
@@ -166,3 +168,10 @@ def _number(cells: np.ndarray) -> np.ndarray:
     first, second, third = (cells[:, axis] % bits for axis in range(3))
     numbers: np.ndarray = (first * bits + second) * bits + third
     return numbers
+
+
+def _slot(cells: np.ndarray) -> np.ndarray:
+    """Return a place for each cell in a table of SCORE_ENTRIES, int64[n]: other cells share it."""
+    mixed = cells ^ (cells >> 20) * 31 ^ (cells >> 40) * 961  # any odd factors mix the numbers
+    places: np.ndarray = mixed % constants.SCORE_ENTRIES
+    return places

@@ -37,7 +37,11 @@ class ValueMatch:
 
 
 class ValueMatches:
-    """The tensors of one pass that both runs have, by the id of a record of either side."""
+    """The tensors of one pass that both runs have, by the id of a record of either side.
+
+    ``paired``: ids of golden's and of mine's records that nobody will ask for: they have a partner.
+    They may be what another record matches.
+    """
 
     def __init__(
         self,
@@ -45,9 +49,14 @@ class ValueMatches:
         mine: Iterable[Record],
         layouts: LayoutFinder,
         tolerance: MatchTolerance,
+        paired: tuple[Container[int], Container[int]] = ((), ()),
     ) -> None:
         self._layouts, self._tolerance = layouts, tolerance
         sides = [_distinct(records) for records in (golden, mine)]
+        self._wanted = [
+            {key for key, records in side.items() if any(r.id not in done for r in records)}
+            for side, done in zip(sides, paired, strict=True)
+        ]
         self._key = [
             {record.id: key for key, records in side.items() for record in records}
             for side in sides
@@ -97,7 +106,12 @@ class ValueMatches:
         golden, mine = (
             {key: records[0] for key, records in side.items() if key not in equal} for side in sides
         )
-        candidates = list(self._candidates(golden, mine))
+        wanted = self._wanted
+        candidates = [
+            both
+            for both in self._candidates(golden, mine)
+            if both[0] in wanted[0] or both[1] in wanted[1]
+        ]
         # values are read in execution order: those of a program that runs again come so, too
         errors = {
             (one, other): self._error(golden[one], mine[other])
@@ -110,7 +124,7 @@ class ValueMatches:
             self._partners[1][other].append((error, one))
         for side, alone in enumerate((golden, mine)):
             found = {each[1 + side] for each in whole}
-            small = {key: record for key, record in alone.items() if key not in found}
+            small = {key: r for key, r in alone.items() if key in wanted[side] and key not in found}
             for error, one, other in _closest(self._holders(small, side)):
                 self._partners[side][one].append((error, other))
                 self._partners[1 - side][other].append((error, one))

@@ -142,7 +142,8 @@ class _Pairing:
     @functools.cached_property
     def _values(self) -> ValueMatches:
         """The tensors of the present pass that both runs have."""
-        return ValueMatches(*self._now, self._layouts, self._tolerance)
+        done = self._pairs, self._mine
+        return ValueMatches(*self._now, self._layouts, self._tolerance, done)
 
     def _modules(
         self, golden: list[RecordedCall], mine: list[RecordedCall]
