@@ -109,7 +109,8 @@ def test_each_part_of_a_fused_tensor_matches_it():
 def test_a_tensor_with_a_partner_is_an_answer_and_no_question():
     whole = random(1, 6, 32, seed=1)
     finds, golden, mine = finder(
-        {"whole": whole, "part": noised(whole[..., :16], 1e-6, 2)}, {"again": noised(whole, 1e-6, 3)}
+        {"whole": whole, "part": noised(whole[..., :16], 1e-6, 2)},
+        {"again": noised(whole, 1e-6, 3)},
     )
     asked = ValueMatches(golden, mine, finds, MatchTolerance())
     assert [m.golden.site.slot for m in asked.of_mine(mine[0])] == ["whole", "part"]

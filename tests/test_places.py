@@ -11,6 +11,7 @@ import llmdebug_nb as ld
 from llmdebug_nb.align.batch_layout import BatchMap, TokenSpan
 from llmdebug_nb.align.layout_search import search
 from models import llama, prompt
+from test_layout_finder import found
 
 AGREED = {"match", "within_noise"}
 PAD = 3
@@ -39,6 +40,42 @@ def test_padding_before_an_eager_attention_does_not_diverge_in_any_step(mode):
         assert report.verdict in AGREED
         masks = [d for d in report.differences if d.site.slot == "kwargs.attention_mask"]
         assert {d.verdict for d in masks if d.site.path == "model.layers.0"} <= AGREED
+
+
+@pytest.mark.parametrize("other", ["eager", "sdpa"])
+@pytest.mark.parametrize("pad", [0, PAD])
+def test_a_cache_of_fixed_length_agrees_with_one_that_grows(pad, other):
+    model, ids = llama(attn_implementation="eager"), prompt(batch=2)
+    mask = torch.ones_like(ids)
+    mask[0, :pad] = 0
+    golden = _generated("golden", model, ids, "module+api", attention_mask=mask)
+    model.set_attn_implementation(other)
+    fixed = {"attention_mask": mask, "cache_implementation": "static"}
+    mine = _generated("mine", model, ids, "module+api", **fixed, disable_compile=True)
+    report = ld.compare(golden, mine, progress=False)
+    assert report.verdict in AGREED
+    assert not report.findings
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize("form", ["added", "boolean"])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_mask_that_hides_nothing_is_a_longer_one_that_hides_the_rest(form, wrong, first):
+    golden = torch.zeros(2, 1, 1, 7)
+    hides = torch.zeros(2, 1, 1, 9, dtype=torch.bool)
+    hides[..., :2] = first
+    hides[..., -2:] = not first
+    if wrong:
+        hides = hides.roll(1, -1)
+    mine = ~hides if form == "boolean" else hides.float() * -1e9
+    for one, other in ((golden, mine), (mine, golden)):
+        fit = found(one, other)
+        assert (fit is None) == wrong
+        if fit is not None:
+            a, b = fit(one, other)
+            assert a.shape == b.shape == golden.shape
+            assert not a.any()
+            assert not b.any()
 
 
 def test_decode_steps_that_count_the_padding_diverge_at_the_positions():

@@ -24,12 +24,12 @@ from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.app.sides import sides
 from llmdebug_nb.comparison import engine
+from llmdebug_nb.comparison.calibration import Calibration, says
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.epsilons import told
 from llmdebug_nb.comparison.jobs import Work
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.threads import in_threads
-from llmdebug_nb.comparison.tolerance import Calibration, says
 from llmdebug_nb.core import collector, constants
 from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.errors import CompareError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from llmdebug_nb.app import settling
 from llmdebug_nb.app.differences import Differences
 from llmdebug_nb.app.settling import Plain, settled
-from llmdebug_nb.comparison import clipping, epsilons, grain
+from llmdebug_nb.comparison import clipping, epsilons, grain, padding
 from llmdebug_nb.comparison.coverage import coverage, why_incomparable
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import CorruptDumpError, OptionError, ProofError, nearest
@@ -416,6 +416,7 @@ class Report(Tabular):
             limit = max((d.limit or 0.0 for d in self.differences), default=0.0)
             says = epsilons.says(run.label, run.coarse, run.rounding, self.verdict, limit)
             notes += [says] if says else []
+        notes += padding.notes(self.differences)
         notes += self._notes_on_marks()
         notes += [*self.problems, *self._failures]
         if self.verdict != "match" and self.limits:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from llmdebug_nb.comparison.padding import NO_TOKEN
 from llmdebug_nb.comparison.tolerance import Judging
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import EXPECTED, Difference
@@ -56,6 +57,9 @@ def _within(row: Difference) -> Difference:
 def plain(judging: Judging, blame: Blame) -> Plain:
     """Judge all rows, and search for the causes, until nothing more proves to be noise."""
     now = Plain(judging.plain, blame(judging.plain))
+    if _asks_for_padding(now):
+        judging.count_padding()
+        now = Plain(judging.plain, blame(judging.plain))
     while now.explanation.findings:
         by_index = {row.index: row for row in now.rows}
         made = [by_index[index] for each in now.explanation.rows for index in each]
@@ -65,6 +69,16 @@ def plain(judging: Judging, blame: Blame) -> Plain:
         rows = judging.differences((), noise)
         now = Plain(rows, blame(rows), noise)
     return now
+
+
+def _asks_for_padding(now: Plain) -> bool:
+    """Tell whether all findings come from tensors that differ in padding alone: then it counts."""
+    if not any(row.reason == NO_TOKEN for row in now.rows):
+        return False
+    findings = now.explanation.findings
+    shown = ((each.cause, each.difference and each.difference.reason) for each in findings)
+    come = [cause == causes.INHERITED or reason == NO_TOKEN for cause, reason in shown]
+    return bool(come) and all(come)
 
 
 def _may_be_noise(explanation: Explanation, made: Sequence[Difference]) -> bool:

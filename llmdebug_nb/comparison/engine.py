@@ -14,24 +14,28 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from llmdebug_nb.comparison import jobs, metrics
+from llmdebug_nb.comparison.calibration import Calibration
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.jobs import Job, Load, Outcome, Work, knowing
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured, error_of
 from llmdebug_nb.comparison.modules import Modules
+from llmdebug_nb.comparison.padding import Padding
 from llmdebug_nb.comparison.threads import in_threads, one_by_one
-from llmdebug_nb.comparison.tolerance import UNMATCHED, Calibration, Judging
+from llmdebug_nb.comparison.tolerance import UNMATCHED, Judging
 from llmdebug_nb.comparison.unwritten import Unwritten
 from llmdebug_nb.comparison.weight_noise import Weights
 from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.fingerprint import same
+from llmdebug_nb.core.kernels.masks import have_other_forms
 from llmdebug_nb.core.records import Node, Record, Summary
 
 if TYPE_CHECKING:
     import torch
 
 UNINITIALISED = "memory that was not written to yet, or not wholly: what it holds is chance"
+OTHER_MASK = "one marks tokens, the other is a mask of scores: what they do is compared"
 STATS_ONLY = "judged by statistics: "
 _Rounded = tuple[dict[Hashable, float], dict[Hashable, float]]  # of each side's payloads
 __all__ = ["STATS_ONLY", "UNMATCHED", "Measurer", "judging", "measure"]
@@ -64,7 +68,7 @@ def judging(
     def here(job: Job) -> Outcome:
         return jobs.measured(job, load_golden, load_mine, own)
 
-    plan = _Plan(pairs, modules, bool(own.names))
+    plan = _Plan(pairs, modules, bool(own.names), Padding(load_golden))
     measured = plan.measured(one_by_one if own.names else work, here, stages)
     return Judging(
         measured, size=modules.size, weights=weights, limits=limits, calibration=calibration,
@@ -84,7 +88,7 @@ def measure(
     def here(job: Job) -> Outcome:
         return jobs.measured(job, load_golden, load_mine)
 
-    return _Plan(pairs, Modules(nodes), False).measured(work, here)
+    return _Plan(pairs, Modules(nodes), False, Padding(load_golden)).measured(work, here)
 
 
 class Measurer:
@@ -95,7 +99,7 @@ class Measurer:
     ) -> None:
         self._load_golden, self._load_mine, self._custom = load_golden, load_mine, custom
         self._work = knowing(known, one_by_one)
-        self._unwritten = Unwritten(), Unwritten()
+        self._padding, self._unwritten = Padding(load_golden), (Unwritten(), Unwritten())
 
     def measured(self, pairs: Iterable[Pair], modules: Modules) -> list[Measured]:
         """Return the measurement of each pair, in order. ``modules``: golden's."""
@@ -103,7 +107,8 @@ class Measurer:
         def here(job: Job) -> Outcome:
             return jobs.measured(job, self._load_golden, self._load_mine, self._custom)
 
-        plan = _Plan(pairs, modules, bool(self._custom.names), self._unwritten)
+        known = self._padding, self._unwritten
+        plan = _Plan(pairs, modules, bool(self._custom.names), *known)
         return plan.measured(self._work, here)
 
 
@@ -120,18 +125,23 @@ class _Plan:
         pairs: Iterable[Pair],
         modules: Modules,
         custom: bool,
+        padding: Padding,
         unwritten: tuple[Unwritten, Unwritten] | None = None,
     ) -> None:
         """``custom``: the user's own metrics are wanted, so equal tensors are read, too.
 
-        ``unwritten``: what is known of golden's and mine's memory from earlier pairs.
+        ``padding``, ``unwritten``: what is known of golden's batches, and of golden's and mine's
+        memory, from earlier pairs.
         """
-        self._modules, self._custom = modules, custom
+        self._modules, self._custom, self._padding = modules, custom, padding
         self._unwritten = unwritten or (Unwritten(), Unwritten())
         self._jobs: list[Job] = []
         self._numbers: dict[Hashable, int] = {}  # of jobs, by what they measure
         # index of each pair with a payload -> number of its job, None if it needs none
         self._open: dict[int, int | None] = {}
+        pairs = list(pairs)
+        for golden in [pair.golden for pair in pairs if pair.golden is not None]:
+            padding.add(golden)
         self._rows = [self._planned(index, pair) for index, pair in enumerate(pairs)]
 
     def measured(
@@ -162,6 +172,8 @@ class _Plan:
         if any([its.holds(golden), own.holds(mine)]):  # both are to note it
             return Measured(index, pair, remark=UNINITIALISED)
         a, b = golden.summary, mine.summary
+        if a.shape != b.shape and have_other_forms(a, b):
+            return Measured(index, pair, remark=OTHER_MASK)
         if a.shape != b.shape and pair.fit is None:
             shapes = f"shape {list(a.shape)} against {list(b.shape)}"
             return Measured(index, pair, remark=shapes, certain=True)
@@ -203,7 +215,7 @@ class _Plan:
     def _job(self, pair: Pair, golden: Record, mine: Record) -> int:
         """Return the number of the job that measures two tensors; equal pairs share it."""
         logits = golden.kept is None and self._modules.are_logits(golden)
-        job = Job(golden, mine, pair.fit, logits)
+        job = Job(golden, mine, pair.fit, logits, self._padding.of(golden.site))
         if job.key not in self._numbers:
             self._numbers[job.key] = len(self._jobs)
             self._jobs.append(job)
@@ -223,6 +235,7 @@ def _finished(row: Measured, outcome: Outcome | None, rounded: _Rounded) -> Meas
         if outcome.rounded is not None:
             its.setdefault(golden.payload, outcome.rounded[0])
             own.setdefault(mine.payload, outcome.rounded[1])
+        row.of_tokens = outcome.of_tokens
     row.rounded = its.get(golden.payload, 0.0), own.get(mine.payload, 0.0)
     return row
 

@@ -15,6 +15,8 @@ import torch
 
 from llmdebug_nb.comparison import clipping, grain, metrics
 from llmdebug_nb.comparison.custom import Custom
+from llmdebug_nb.comparison.measured import OfTokens
+from llmdebug_nb.comparison.padding import Blanks
 from llmdebug_nb.comparison.weight_noise import TURNED, shown, turned
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES
@@ -32,13 +34,15 @@ class Job:
     """Two payloads to measure.
 
     ``golden``, ``mine``: records that hold them. ``fit``: brings them to one shape, None if they
-    have one. ``logits``: the figures of tokens are wanted, too.
+    have one. ``logits``: the figures of tokens are wanted, too. ``blanks``: the places of golden's
+    batch that hold no token.
     """
 
     golden: Record
     mine: Record
     fit: Fit | None
     logits: bool
+    blanks: Blanks | None = None
 
     @property
     def nbytes(self) -> int:
@@ -48,7 +52,8 @@ class Job:
     @property
     def key(self) -> Hashable:
         """What the outcome depends on: jobs of one key have one outcome."""
-        return self.golden.payload, self.mine.payload, self.logits, self.fit and self.fit.says
+        says = self.fit and self.fit.says
+        return self.golden.payload, self.mine.payload, self.logits, says, self.blanks
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +62,13 @@ class Outcome:
 
     ``metrics``: None if it failed, then ``remark`` says why; else it says how it was measured.
     ``rounded``: the epsilons of the coarsest dtypes that hold golden's and mine's values, None if
-    they could not be read.
+    they could not be read. ``of_tokens``: see `Measured`.
     """
 
     metrics: metrics.Metrics | None
     remark: str | None
     rounded: tuple[float, float] | None
+    of_tokens: OfTokens | None = None
 
 
 class Work(Protocol):
@@ -103,15 +109,16 @@ def measured(job: Job, load_golden: Load, load_mine: Load, custom: Custom | None
     try:
         g, m = load_golden(job.golden), load_mine(job.mine)
         rounded = rounding(g), rounding(m)
-        return Outcome(*_compared(job, g, m, custom or Custom()), rounded)
+        found, remark, of_tokens = _compared(job, g, m, custom or Custom())
+        return Outcome(found, remark, rounded, of_tokens)
     except (CorruptDumpError, TensorLookupError, ValueError) as error:
         return Outcome(None, str(error), rounded)
 
 
 def _compared(
     job: Job, g: torch.Tensor, m: torch.Tensor, custom: Custom
-) -> tuple[metrics.Metrics, str | None]:
-    """Return the metrics of two tensors, and a remark on them."""
+) -> tuple[metrics.Metrics, str | None, OfTokens | None]:
+    """Return the metrics of two tensors, a remark on them, and what they are at tokens."""
     of_grain: metrics.Metrics = {}
     remark = None
     if job.fit is not None:
@@ -129,7 +136,8 @@ def _compared(
     of_user = custom.measure(g, m, job.golden.site)
     if floating and job.golden.site.role == "grad":
         of_user = {TURNED: shown(*turned(g, m)), **of_user}
-    return metrics.compare(g, m, job.logits) | of_grain | of_user, remark
+    at_tokens = floating and job.blanks is not None and job.blanks.without(g, m, job.logits)
+    return metrics.compare(g, m, job.logits) | of_grain | of_user, remark, at_tokens or None
 
 
 def _bytes(record: Record) -> int:

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import Pair
+
+
+@dataclass(frozen=True, slots=True)
+class OfTokens:
+    """The metrics of two tensors at the places that hold tokens.
+
+    ``first``: along the first axis of tokens; ``whole``: along all of them, the keys of scores,
+    too. ``varies``: along some other axis.
+    """
+
+    first: Metrics
+    whole: Metrics
+    varies: bool
 
 
 @dataclass(slots=True)
@@ -17,7 +30,8 @@ class Measured:
 
     ``remark``: how it was measured, or why not. ``same_bytes``: by fingerprint, None if unknown.
     ``certain``: it diverged, whatever the limit. ``rounded``: the epsilons of the coarsest dtypes
-    that hold the values of golden and mine, 0 if unknown.
+    that hold the values of golden and mine, 0 if unknown. ``of_tokens``: what it is without places
+    of the batch that hold no token, None if that changes nothing.
     """
 
     index: int
@@ -27,10 +41,16 @@ class Measured:
     same_bytes: bool | None = None
     certain: bool = False
     rounded: tuple[float, float] = (0.0, 0.0)
+    of_tokens: OfTokens | None = None
     error: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.error = math.inf if self.certain else error_of(self.metrics) if self.metrics else 0.0
+
+    @property
+    def at_tokens(self) -> Measured:
+        """The pair without the rows of places that hold no token."""
+        return self if self.of_tokens is None else replace(self, metrics=self.of_tokens.first)
 
     @property
     def is_at_its_place(self) -> bool:
@@ -71,3 +91,9 @@ def scale_of(metrics: Mapping[str, float | int | None]) -> float:
     """Return the size of the scale error, 0 if it is unknown."""
     scale = metrics.get("scale_error")
     return 0.0 if scale is None or not math.isfinite(scale) else abs(float(scale))
+
+
+def is_even(metrics: Mapping[str, float | int | None], error: float) -> bool:
+    """Tell whether the error is mostly a common factor."""
+    significant = (metrics.get("scale_t") or 0.0) >= constants.EVEN_ERRORS
+    return significant and scale_of(metrics) >= constants.EVEN_SHARE * error

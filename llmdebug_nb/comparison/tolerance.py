@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Final
 
+from llmdebug_nb.comparison.calibration import Calibration
 from llmdebug_nb.comparison.epsilons import Epsilons
 from llmdebug_nb.comparison.limits import Limits
-from llmdebug_nb.comparison.measured import Measured, scale_of
+from llmdebug_nb.comparison.measured import Measured, is_even, scale_of
 from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.comparison.noise import (
     Explained,
@@ -24,6 +25,7 @@ from llmdebug_nb.comparison.noise import (
     NoisePropagation,
     floor,
 )
+from llmdebug_nb.comparison.padding import NO_TOKEN, Unasked
 from llmdebug_nb.comparison.siblings import Siblings
 from llmdebug_nb.comparison.uses import Uses
 from llmdebug_nb.comparison.weight_noise import TURNED, Weights, turned_by
@@ -39,7 +41,6 @@ from llmdebug_nb.core.findings import (
     covering,
 )
 from llmdebug_nb.core.reasons import AFTER_TIE, CLOSE
-from llmdebug_nb.core.records import Record, Site
 
 UNMATCHED: Final = "unmatched"
 NEAR_TIE = "another choice at a near tie: its inputs differ within noise"
@@ -47,69 +48,6 @@ COARSER = "mine has a coarser dtype here than in the other calls of this kind"
 TOO_EVEN = "all elements are off by one factor, which rounding does not cause"
 FOLLOWS = "explained by what is expected"
 PASSED_ON = "within its limit only because earlier tensors differ"
-
-SAYS = "Limits: what the rounding of each call and the noise of its inputs explain"
-
-
-@dataclass
-class Calibration:
-    """The differences between golden and other recordings of it.
-
-    ``runs``: their names. ``rounded``: the measured pairs of golden and of its model with another
-    rounding: these tell how much each call amplifies.
-    """
-
-    runs: list[str] = field(default_factory=list)
-    rounded: list[Sequence[Measured]] = field(default_factory=list)
-    # id of golden's record, or its place in any step -> largest error and scale error
-    _spread: dict[object, tuple[float, float]] = field(default_factory=dict)
-
-    def add(self, name: str, measured: Sequence[Measured]) -> None:
-        self.runs.append(name)
-        for m in measured:
-            golden = m.pair.golden
-            if golden is None or (m.metrics is None and not m.certain):
-                continue
-            for key in (golden.id, _place(golden.site)):
-                error, scale = self._spread.get(key, (0.0, 0.0))
-                self._spread[key] = max(error, m.error), max(scale, scale_of(m.metrics or {}))
-
-    def limits(self, golden: Record) -> tuple[float, float]:
-        """Return the limits of error and scale error; 0 if nothing is known of the tensor.
-
-        Those of the record count, else those of its place in other steps.
-        """
-        if not self._spread:
-            return 0.0, 0.0
-        of_record = self._spread.get(golden.id)
-        error, scale = of_record or self._spread.get(_place(golden.site), (0.0, 0.0))
-        return constants.CALIBRATED * error, constants.CALIBRATED * scale
-
-
-def _place(site: Site) -> tuple[object, ...]:
-    return site.rank, site.path, site.phase, site.role, site.slot
-
-
-def _is_even(metrics: Mapping[str, float | int | None], error: float) -> bool:
-    """Tell whether the error is mostly a common factor."""
-    significant = (metrics.get("scale_t") or 0.0) >= constants.EVEN_ERRORS
-    return significant and scale_of(metrics) >= constants.EVEN_SHARE * error
-
-
-def says(limits: Limits | None, calibration: Calibration, differences: Iterable[Difference]) -> str:
-    """Return a sentence on the origin of the limits."""
-    text = SAYS
-    if calibration.runs:
-        text += f"; calibrated with {', '.join(calibration.runs)} "
-        text += f"({constants.CALIBRATED:g} times its difference from golden, where that is more)"
-    elif not calibration.rounded:
-        text += ", not calibrated to this model: calibrate= takes another recording of golden"
-    if calibration.rounded:
-        text += "; calibrated with golden's model, which ran again with another rounding"
-    if limits is None:
-        return text
-    fixed = sum(limits.fixes(d.pair, d.metrics) for d in differences)
-    return f"{text}; fixed by {limits.says} for {fixed:,} rows"
 
 
 class Judging:
@@ -136,6 +74,12 @@ class Judging:
         for again in self._calibration.rounded:
             self._siblings.calibrate(_siblings(again, size, Epsilons(again)))
         self.comparison = Comparison()
+        self._counts_padding = False
+
+    def count_padding(self) -> None:
+        """From now on, what differs at places without a token alone has diverged, too."""
+        self._counts_padding = True
+        self.__dict__.pop("plain", None)
 
     @functools.cached_property
     def _uses(self) -> Uses:
@@ -189,7 +133,7 @@ class Judging:
         noise = NoisePropagation(self._size, self._weights)
         judge = _Judge(
             noise, self._epsilons, self._siblings, self._limits, self._calibration, expected,
-            self.comparison, lambda: self._uses,
+            self.comparison, lambda: self._uses, self._counts_padding,
         )  # fmt: skip
         return list(map(judge.difference, self._measured))
 
@@ -218,7 +162,7 @@ def _siblings(
 ) -> Siblings:
     """Learn from the measured errors, before any is judged."""
     noise, siblings = NoisePropagation(size), Siblings()
-    for m in measured:
+    for m in (each.at_tokens for each in measured):
         if not m.is_at_its_place:
             continue
         record, eps = m.pair.either, epsilons.of(m)
@@ -260,6 +204,7 @@ class _Judge:
         expected: Collection[int],
         comparison: Comparison,
         uses: Callable[[], Uses],
+        counts_padding: bool,
     ) -> None:
         self._noise, self._epsilons, self._siblings = noise, epsilons, siblings
         self._comparison, self._uses = comparison, uses
@@ -268,6 +213,7 @@ class _Judge:
         # rank and generation whose logits came to prefer another token, within noise
         self._flips: set[tuple[int, int]] = set()
         self._follows: set[object] = set()  # contents of pairs that only a passed-on limit excuses
+        self._unasked = Unasked(counts_padding)
 
     def difference(self, m: Measured) -> Difference:
         """Return the verdict on a pair, and pass its noise on."""
@@ -278,6 +224,12 @@ class _Judge:
             return self._row(m, UNMATCHED, None, None, {}, m.remark)
         explained = self._noise.explain(site, eps, shape, _replaced(m.pair))
         row, level = self._judged(m, explained, eps)
+        for at_tokens in self._unasked.readings(m) if row.verdict == "diverged" else ():
+            other, its_level = self._judged(at_tokens, explained, eps)
+            if other.verdict in ("match", "within_noise"):
+                row, level = replace(other, verdict="within_noise", reason=NO_TOKEN), its_level
+                self._unasked.add(m.pair)
+                break
         if not m.pair.at_its_place and row.verdict == "diverged":
             if m.is_at_its_place:
                 self._noise.add_unpaired(site, eps, shape)
@@ -340,7 +292,7 @@ class _Judge:
         if m.error and (why := self._tie(m, explained, limit)):
             decides = why == AFTER_TIE or not self._uses().ignores(m.pair)
             return row(UNMATCHED, m.error, limit, why), Level(error=math.inf if decides else 0.0)
-        if m.error <= limit and scale > scale_limit and _is_even(metrics, m.error):
+        if m.error <= limit and scale > scale_limit and is_even(metrics, m.error):
             diverged = row("diverged", scale, scale_limit, TOO_EVEN)
             return diverged, level if expected else capped
         if 0.0 < m.error <= limit and self._epsilons.is_odd(m):

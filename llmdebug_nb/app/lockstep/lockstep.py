@@ -22,11 +22,11 @@ from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.sides import sides
 from llmdebug_nb.capture import generation
 from llmdebug_nb.comparison import engine
+from llmdebug_nb.comparison.calibration import Calibration
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.jobs import Job, Outcome, knowing
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.threads import one_by_one
-from llmdebug_nb.comparison.tolerance import Calibration
 from llmdebug_nb.core import collector, constants, interrupts
 from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.errors import CaptureError, OptionError

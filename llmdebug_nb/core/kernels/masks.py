@@ -7,6 +7,7 @@ import math
 import torch
 
 from llmdebug_nb.core import constants
+from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.records import Summary
 
 
@@ -55,6 +56,31 @@ def fill_count(s: Summary) -> int:
     if s.min is None or s.mean is None or s.min > constants.MASK_FILL or not math.isfinite(s.min):
         return 0
     return round(s.mean * s.numel / s.min) if math.isfinite(s.mean) else 0
+
+
+def is_added(s: Summary) -> bool:
+    """Tell whether a tensor holds zeros and a fill alone, as a mask does that is added to scores.
+
+    Masked scores less their maximum begin and end there, too.
+    """
+    if s.max != 0.0 or s.min is None or s.min > constants.MASK_FILL:
+        return False
+    return s.zero is None or s.zero + (s.inf or fill_count(s)) == s.numel
+
+
+def have_other_forms(golden: Summary, mine: Summary) -> bool:
+    """Tell whether one tensor marks tokens, and the other is a mask of scores."""
+    return any(_is_marks(x) and _is_mask(y) for x, y in ((golden, mine), (mine, golden)))
+
+
+def _is_mask(s: Summary) -> bool:
+    """Tell whether a tensor is a mask of scores: booleans, or nothing but zeros and a fill."""
+    return len(s.shape) > 2 and (s.dtype == "bool" or s.min == s.max == 0.0 or is_added(s))
+
+
+def _is_marks(s: Summary) -> bool:
+    """Tell whether a tensor marks tokens: integers or booleans [batch, tokens], only 0 and 1."""
+    return len(s.shape) == 2 and not is_floating(s.dtype) and (s.min, s.max) in ((0, 1), (1, 1))
 
 
 def may_hide(summary: Summary) -> bool:

@@ -1,0 +1,276 @@
+"""What is computed at places of a batch that hold no token is no bug; what is at tokens may be.
+
+Golden is a small decoder whose attention is written out: a row of scores that is hidden as a whole
+becomes an even choice. PyTorch's fused attention makes something else of it.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import llmdebug_nb as ld
+from llmdebug_nb.comparison.padding import NO_TOKEN, Blanks, _is_hidden
+
+SIZE, HEADS, TOKENS = 32, 4, 7
+LEFT = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1]])
+RIGHT = LEFT.flip(1)
+
+
+def even(q, k, v, mask):
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    return torch.softmax(scores + mask, -1) @ v
+
+
+def fused(q, k, v, mask):
+    shown = mask == 0
+    shown = shown | ~shown.any(-1, keepdim=True)  # else all of such a row is NaN
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=shown)
+
+
+def milder(q, k, v, mask):
+    return even(q, k, v, mask.clamp(min=-1e4))
+
+
+def leaking(q, k, v, mask):
+    return even(q, k, v, mask.clamp(min=-2.0))
+
+
+def scaled(q, k, v, mask):
+    return fused(q * 1.2, k, v, mask)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(SIZE, 3 * SIZE), nn.Linear(SIZE, SIZE)
+        self.attend = even
+
+    def forward(self, x, mask):
+        heads = (*x.shape[:2], HEADS, -1)
+        q, k, v = (part.view(heads).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        return self.out(self.attend(q, k, v, mask).transpose(1, 2).flatten(2))
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention, self.norm = Attention(), nn.LayerNorm(SIZE)
+        self.up, self.down = nn.Linear(SIZE, 2 * SIZE), nn.Linear(2 * SIZE, SIZE)
+
+    def forward(self, x, mask):
+        x = x + self.attention(x, mask)
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Decoder(nn.Module):
+    def __init__(self, pool):
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens = nn.Embedding(50, SIZE)
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+        self.pool = pool
+
+    def forward(self, ids, attention_mask):
+        causal = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+        shown = causal & (attention_mask[:, None, None, :] != 0)
+        mask = torch.where(shown, 0.0, torch.finfo(torch.float32).min)
+        x = self.tokens(ids)
+        for layer in self.layers:
+            x = layer(x, mask)
+        return self.pool(x, attention_mask)
+
+
+def states(x, attention_mask):
+    return x
+
+
+def mean(x, attention_mask):
+    return x.mean(1)
+
+
+def mean_of_tokens(x, attention_mask):
+    weights = attention_mask[..., None].float()
+    return (x * weights).sum(1) / weights.sum(1)
+
+
+def recorded(name, attend, mask=LEFT, change=lambda model: None, pool=states, **options):
+    model = Decoder(pool).eval()
+    for layer in model.layers:
+        layer.attention.attend = attend
+    change(model)
+    ids = torch.arange(3 * TOKENS).view(3, TOKENS) * 7 % 50
+    options = {"mode": ("module", "api")} | options
+    with ld.dump(model, name=name, **options) as run, torch.no_grad():
+        model(ids, mask)
+    return run
+
+
+def compared(golden, mine):
+    return ld.compare(golden, mine, progress=False)
+
+
+@pytest.mark.parametrize("mask", [LEFT, RIGHT], ids=["left", "right"])
+@pytest.mark.parametrize("mode", [("module", "api"), ("module",), ("module", "api", "aten")])
+def test_other_attention_agrees_though_it_differs_at_padding(mask, mode):
+    report = compared(
+        recorded("golden", even, mask, mode=mode), recorded("mine", fused, mask, mode=mode)
+    )
+    assert report.verdict == "within_noise"
+    assert not report.findings
+    if mask is LEFT:  # on the right, a place without a token sees the tokens before it
+        count = sum(d.reason == NO_TOKEN for d in report.differences)
+        assert count
+        assert f"Padding: {count:,} rows differ only where the batch has no token" in str(report)
+
+
+@pytest.mark.parametrize("pool", [states, mean_of_tokens])
+def test_a_milder_fill_agrees(pool):
+    report = compared(recorded("golden", even, pool=pool), recorded("mine", milder, pool=pool))
+    assert report.verdict == "within_noise"
+
+
+def wrong_weight(model):
+    model.layers[1].down.weight.data[3] *= 1.5
+
+
+def wrong_norm(model):
+    model.layers[2].norm.eps = 0.1
+
+
+@pytest.mark.parametrize(
+    ("attend", "change", "place"),
+    [
+        (fused, wrong_weight, "layers.1.down"),
+        (fused, wrong_norm, "layers.2.norm"),
+        (scaled, lambda model: None, "layers.0.attention"),
+        (leaking, lambda model: None, "layers.0.attention"),
+    ],
+)
+def test_a_bug_is_found_though_the_padding_differs_before_it(attend, change, place):
+    report = compared(recorded("golden", even), recorded("mine", attend, change=change))
+    assert report.verdict == "diverged"
+    assert report.findings[0].path.split("/")[0] == place
+
+
+@pytest.mark.parametrize("attend", [even, fused])
+def test_a_mask_that_forgets_the_padding_is_to_blame(attend):
+    def forget(model):
+        model.register_forward_pre_hook(lambda _, given: (given[0], torch.ones_like(given[1])))
+
+    report = compared(recorded("golden", even), recorded("mine", attend, change=forget))
+    assert report.verdict == "diverged"
+    assert "mask" in report.findings[0].cause
+
+
+def test_padding_that_takes_part_in_a_result_counts():
+    mine = recorded("mine", fused, pool=mean)
+    report = compared(recorded("golden", even, pool=mean), mine)
+    assert report.verdict == "diverged"
+    assert report.findings[0].path.startswith("layers.0.attention")
+    assert not any(d.reason == NO_TOKEN for d in report.differences)
+
+
+def test_lockstep_tells_padding_as_it_goes():
+    golden, mine = Decoder(states).eval(), Decoder(states).eval()
+    for layer in mine.layers:
+        layer.attention.attend = fused
+    ids = torch.arange(3 * TOKENS).view(3, TOKENS) * 7 % 50
+    mode = ("module", "api")
+    report = ld.lockstep(golden, mine, (ids, LEFT), mode=mode, progress=False)
+    assert report.verdict == "within_noise"
+    assert any(d.reason == NO_TOKEN for d in report.differences)
+
+
+# -- which places these are ------------------------------------------------------------------------
+
+ORDER = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)  # what order alone hides
+
+
+def hidden_by(blank):
+    """Return where an eager attention hides: bool [rows, 1, queries, keys]."""
+    return (ORDER | blank[:, None, :])[:, None]
+
+
+blanks = st.lists(
+    st.tuples(st.sampled_from(("left", "right")), st.integers(0, TOKENS - 1)),
+    min_size=1, max_size=4,
+)  # fmt: skip
+
+
+def places(rows):
+    blank = torch.zeros(len(rows), TOKENS, dtype=torch.bool)
+    for row, (side, count) in enumerate(rows):
+        blank[row, :count] = side == "left"
+        if side == "right" and count:
+            blank[row, -count:] = True
+    return blank
+
+
+@settings(max_examples=60, deadline=None)
+@given(blanks)
+def test_padding_is_what_a_mask_hides_from_every_token(rows):
+    blank = places(rows)
+    assert _is_hidden(blank, hidden_by(blank))
+    if bool(blank.any()):
+        assert not _is_hidden(blank, ORDER.expand(len(rows), 1, TOKENS, TOKENS))
+        assert not _is_hidden(~blank, hidden_by(blank))
+        assert not _is_hidden(blank, ~hidden_by(blank))
+    # in a row for all queries, as encoders write it, and in a later step
+    assert _is_hidden(blank, blank[:, None, None, :])
+
+
+def test_the_last_token_is_no_padding_though_order_hides_it():
+    blank = torch.zeros(1, TOKENS, dtype=torch.bool)
+    blank[:, -1] = True
+    assert not _is_hidden(blank, ORDER[None, None])
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    rows=blanks,
+    order=st.permutations(range(4)),
+    flat=st.sampled_from((None, (0, 1), (0, 2))),
+    at_token=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_in_any_layout_what_differs_at_tokens_is_left(rows, order, flat, at_token, seed):
+    blank = places(rows)
+    draw = torch.Generator().manual_seed(seed)
+    golden = torch.randn(len(rows), TOKENS, 3, 5, generator=draw)  # rows, tokens, heads, channels
+    mine = golden.clone()
+    mine[blank] += 1.0
+    real = (~blank).nonzero()[0]
+    mine[tuple(real)] += 0.25 * at_token
+    if flat == (0, 1):
+        both = [x.flatten(0, 1) for x in (golden, mine)]
+    elif flat == (0, 2):
+        both = [x.transpose(1, 2).flatten(0, 1) for x in (golden, mine)]
+    else:
+        both = [x.permute(order) for x in (golden, mine)]
+    found = Blanks(*blank.shape, TOKENS, bytes(blank.flatten().tolist())).without(*both, False)
+    if not bool(blank.any()):
+        assert found is None
+        return
+    assert found is not None
+    left = found.whole["relative_euclidean_distance"]
+    kept = golden[~blank]
+    expected = (mine[~blank] - kept).norm() / kept.norm()
+    assert left == pytest.approx(float(expected), rel=1e-5, abs=1e-9)
+    assert found.varies
+
+
+def test_a_mask_varies_along_no_other_axis():
+    blank = places([("left", 2), ("left", 0)])
+    golden = hidden_by(blank).float() * -1e9
+    mine = (ORDER.float() * -1e9).expand_as(golden).clone()
+    mine[0, :, 2:] = golden[0, :, 2:]
+    found = Blanks(*blank.shape, TOKENS, bytes(blank.flatten().tolist())).without(
+        golden, mine, False
+    )
+    assert found is not None
+    assert not found.varies
