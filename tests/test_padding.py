@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import llmdebug_nb as ld
-from llmdebug_nb.comparison.padding import NO_TOKEN, Blanks, _is_hidden
+from llmdebug_nb.comparison.padding import NO_TOKEN, of_tokens
+from llmdebug_nb.core.kernels.padding import Blanks, _is_hidden
 
 SIZE, HEADS, TOKENS = 32, 4, 7
 LEFT = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1]])
@@ -167,6 +168,54 @@ def test_a_mask_that_forgets_the_padding_is_to_blame(attend):
     assert "mask" in report.findings[0].cause
 
 
+@pytest.mark.parametrize("change", [lambda model: None, wrong_weight], ids=["right", "wrong"])
+def test_without_names_tensors_are_paired_by_what_they_hold_at_tokens(change):
+    class Port(nn.Module):
+        """The same decoder, written as functions; heads are the first axis."""
+
+        def __init__(self, golden):
+            super().__init__()
+            self.table = golden.tokens.weight
+            self.blocks = nn.ParameterList()
+            for layer in golden.layers:
+                attention, norm = layer.attention, layer.norm
+                for part in (attention.qkv, attention.out, norm, layer.up, layer.down):
+                    self.blocks += [part.weight, part.bias]
+
+        def forward(self, ids, marks):
+            x = self.table[ids]
+            shown = torch.ones(TOKENS, TOKENS).tril()[None] * marks[:, None]
+            shown = shown.bool() | ~shown.bool().any(-1, keepdim=True)
+            for at in range(0, len(self.blocks), 10):
+                x = self.block(x, shown, *self.blocks[at : at + 10])
+            return x
+
+        def block(self, x, shown, qkv, qkv_b, out, out_b, norm, norm_b, up, up_b, down, down_b):
+            parts = torch.addmm(qkv_b, x.flatten(0, 1), qkv.t()).view(*x.shape[:2], 3, HEADS, -1)
+            q, k, v = parts.permute(2, 0, 3, 1, 4)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=shown[:, None])
+            x = torch.add(torch.matmul(y.transpose(1, 2).flatten(2), out.t()) + out_b, x)
+            y = F.gelu(F.linear(F.layer_norm(x, (SIZE,), norm, norm_b), up, up_b))
+            return torch.add(F.linear(y, down, down_b), x)
+
+    golden, changed = Decoder(states).eval(), Decoder(states).eval()
+    change(changed)
+    port, ids = Port(changed), torch.arange(3 * TOKENS).view(3, TOKENS) * 7 % 50
+    runs = []
+    for name, model in (("golden", golden), ("mine", port)):
+        with ld.dump(model, name=name, mode=("module", "api")) as run, torch.no_grad():
+            model(ids, LEFT)
+        runs.append(run)
+    report = compared(*runs)
+    if change is not wrong_weight:
+        assert report.verdict == "within_noise"
+        assert report.coverage.share > 0.8
+    else:
+        assert report.verdict == "diverged"
+        first = report.findings[0]
+        assert "layers.1.down" in first.path or "y, down, down_b" in first.mine.code
+
+
 def test_padding_that_takes_part_in_a_result_counts():
     mine = recorded("mine", fused, pool=mean)
     report = compared(recorded("golden", even, pool=mean), mine)
@@ -211,6 +260,10 @@ def places(rows):
     return blank
 
 
+def blanks_of(blank):
+    return Blanks(*blank.shape, TOKENS, bytes(blank.flatten().tolist()))
+
+
 @settings(max_examples=60, deadline=None)
 @given(blanks)
 def test_padding_is_what_a_mask_hides_from_every_token(rows):
@@ -252,7 +305,7 @@ def test_in_any_layout_what_differs_at_tokens_is_left(rows, order, flat, at_toke
         both = [x.transpose(1, 2).flatten(0, 1) for x in (golden, mine)]
     else:
         both = [x.permute(order) for x in (golden, mine)]
-    found = Blanks(*blank.shape, TOKENS, bytes(blank.flatten().tolist())).without(*both, False)
+    found = of_tokens(*both, blanks_of(blank), False)
     if not bool(blank.any()):
         assert found is None
         return
@@ -269,8 +322,6 @@ def test_a_mask_varies_along_no_other_axis():
     golden = hidden_by(blank).float() * -1e9
     mine = (ORDER.float() * -1e9).expand_as(golden).clone()
     mine[0, :, 2:] = golden[0, :, 2:]
-    found = Blanks(*blank.shape, TOKENS, bytes(blank.flatten().tolist())).without(
-        golden, mine, False
-    )
+    found = of_tokens(golden, mine, blanks_of(blank), False)
     assert found is not None
     assert not found.varies

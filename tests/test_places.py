@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import llmdebug_nb as ld
 from llmdebug_nb.align.batch_layout import BatchMap, TokenSpan
 from llmdebug_nb.align.layout_search import search
+from llmdebug_nb.core.reasons import OTHER_BATCH
 from models import llama, prompt
 from test_layout_finder import found
 
@@ -134,3 +135,51 @@ def test_tokens_of_a_cache_in_another_order_are_no_layout_of_repeated_heads():
     assert search(golden.contiguous(), swapped.contiguous(), rows=False, sure=False) is None
     right = keys[:, 0].transpose(0, 1).contiguous()
     assert search(golden.contiguous(), right, rows=False, sure=False) is not None
+
+
+def _mixtral():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(
+        num_hidden_layers=2, hidden_size=32, intermediate_size=48, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=4, vocab_size=60, initializer_range=0.3,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    return transformers.MixtralForCausalLM._from_config(config, attn_implementation="eager").eval()
+
+
+@pytest.mark.parametrize("other", ["one row", "no cache"])
+def test_experts_of_another_batch_agree(other):
+    model, ids = _mixtral(), prompt(batch=2) % 50 + 3
+    golden = _generated("golden", model, ids, "module+api")
+    mine = _generated(
+        "mine", model, ids[1:] if other == "one row" else ids, "module+api",
+        use_cache=other != "no cache",
+    )  # fmt: skip
+    report = ld.compare(golden, mine, progress=False)
+    assert report.verdict in AGREED
+    assert not report.findings
+    left = [d for d in report.differences if d.reason == OTHER_BATCH]
+    assert all("experts" in d.site.path or d.site.role == "input" for d in left)
+
+
+def test_a_wrong_expert_is_found_in_another_batch():
+    model, ids = _mixtral(), prompt(batch=2) % 50 + 3
+    golden = _generated("golden", model, ids, "module+api")
+    with torch.no_grad():
+        model.model.layers[1].mlp.experts.down_proj[:, 3] *= 1.5
+    report = ld.compare(golden, _generated("mine", model, ids[1:], "module+api"), progress=False)
+    assert report.verdict == "diverged"
+    assert "layers.1.mlp" in report.findings[0].path
+
+
+@pytest.mark.parametrize("pad", [0, PAD])
+def test_states_that_are_computed_again_agree_with_those_of_a_cache(pad):
+    model, ids = llama(attn_implementation="eager"), prompt(batch=2)
+    mask = torch.ones_like(ids)
+    mask[0, :pad] = 0
+    golden = _generated("golden", model, ids, "module+api", attention_mask=mask)
+    mine = _generated("mine", model, ids, "module+api", attention_mask=mask, use_cache=False)
+    report = ld.compare(golden, mine, progress=False)
+    assert report.verdict in AGREED
+    assert not report.findings

@@ -57,6 +57,30 @@ class Fit:
             places = move(places)
         return places.flatten() if places.numel() < size else None
 
+    def keeps_order(self, golden: Sequence[int], mine: Sequence[int]) -> bool:
+        """Tell whether elements that follow each other along an axis of one do so in the other.
+
+        ``golden``, ``mine``: shapes. True if that can't be told, as for values that are computed.
+        """
+        if 0 in map(math.prod, (golden, mine)):
+            return True
+        numbers = [torch.arange(math.prod(shape)).reshape(tuple(shape)) for shape in (golden, mine)]
+        try:
+            own, other = (x.flatten() for x in self(numbers[0], numbers[1]))
+        except (ValueError, RuntimeError):
+            return True
+        if own.is_floating_point() or other.is_floating_point() or own.shape != other.shape:
+            return True
+        for places, partners, shape in ((own, other, golden), (other, own, mine)):
+            found = torch.full((math.prod(shape),), -1)
+            found[places] = partners
+            for axis in range(len(shape)):
+                line = found.reshape(tuple(shape)).movedim(axis, 0).reshape(shape[axis], -1)
+                steps = line[1:] - line[:-1]
+                if bool(((steps <= 0) & (line[1:] >= 0) & (line[:-1] >= 0)).any()):
+                    return False
+        return True
+
     def __call__(
         self, golden: torch.Tensor, mine: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:

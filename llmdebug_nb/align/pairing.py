@@ -32,6 +32,7 @@ from llmdebug_nb.align.calls import (
 from llmdebug_nb.align.matches import ValueMatch, ValueMatches, WeightMatches
 from llmdebug_nb.align.modules import ModuleTree
 from llmdebug_nb.align.names import Names
+from llmdebug_nb.align.padding import AtTokens
 from llmdebug_nb.align.results import EARLIER, ResultMatches, RoleMatches, place_results
 from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
@@ -77,10 +78,10 @@ def pair(
     layouts. ``traced``: for compiled code, the nodes of the traced program. ``rounding``: the
     coarsest epsilon that a run states. Raises OptionError: a rule of ``names`` fits no module.
     """
-    sides = list(golden), list(mine)
-    work = _Pairing(sides, names or Names(), nodes, LayoutFinder(sides, load), traced, rounding)
+    shown = AtTokens((list(golden), list(mine)), load)
+    work = _Pairing(shown, names or Names(), nodes, traced, rounding)
     work.run()
-    return work.in_order()
+    return shown.restored(work.in_order())
 
 
 class _Pairing:
@@ -88,13 +89,13 @@ class _Pairing:
 
     def __init__(
         self,
-        sides: Records,
+        shown: AtTokens,
         names: Names,
         nodes: Nodes,
-        layouts: LayoutFinder,
         traced: tuple[Traced, Traced],
         rounding: float,
     ) -> None:
+        sides, layouts = shown.sides, LayoutFinder(shown.sides, shown.load)
         self._sides, self._names, self._layouts, self._traced = sides, names, layouts, traced
         trees = [ModuleTree(own, records) for own, records in zip(nodes, sides, strict=True)]
         self._kinds: dict[str, str] = {}  # of operators, by their names
@@ -129,9 +130,10 @@ class _Pairing:
         s = golden[0].records[0].site
         self.__dict__.pop("_values", None)
         self._now = [r for c in golden for r in c.records], [r for c in mine for r in c.records]
-        relaid = self._layouts.relaid(s.generation, s.step)
+        self._relaid = self._layouts.relaid(s.generation, s.step)
         paired, reshaped = self._modules(golden, mine)
-        self._operators(golden, mine, paired, replace(self._tolerance, any_shape=relaid | reshaped))
+        any_shape = self._relaid | reshaped
+        self._operators(golden, mine, paired, replace(self._tolerance, any_shape=any_shape))
         if self._crossed:
             self._by_result(golden, mine)
         if self._any_graph:
@@ -380,7 +382,10 @@ class _Pairing:
         a, b = golden.summary, mine.summary
         equal = a.fingerprint is not None and a.fingerprint == b.fingerprint and a.shape == b.shape
         fit = None if equal else self._layouts.fit(golden, mine, why.startswith(FUSED))
-        self._pairs[golden.id].append(Pair(golden, mine, why, fit, elsewhere))
+        relaid = self._relaid and golden.op == mine.op  # another operator may be wrong by itself
+        fit = fit if fit is None or not relaid or self._layouts.holds(golden, mine, fit) else None
+        pair = Pair(golden, mine, why, fit, elsewhere, other_batch=relaid and fit is None)
+        self._pairs[golden.id].append(pair)
         self._mine.add(mine.id)
 
     def _by_value(self, golden: list[RecordedCall], mine: list[RecordedCall]) -> None:

@@ -135,7 +135,7 @@ class LayoutFinder:
             g, m = moved.tensors
             if g.shape != m.shape and g.numel() == m.numel():
                 found = search(g, m, False, False)
-                if found is None or not _keeps_order(found[0], *moved.shapes):
+                if found is None or not found[0].keeps_order(*moved.shapes):
                     continue
                 fit, moved = fit.then(found[0]), moved.after(found[0])
             # wrong angles are angles
@@ -193,12 +193,19 @@ class LayoutFinder:
         shapes = golden.summary.shape, mine.summary.shape
         key = *shapes, fit.says
         if key not in self._ordered:
-            self._ordered[key] = _keeps_order(fit, *shapes)
+            self._ordered[key] = fit.keeps_order(*shapes)
         values = self._values(golden, mine, fit) if self._ordered[key] else None
         if values is None or not values.confirmed:
             found = self._rewritten(golden, mine, fit)
             values = self._values(golden, mine, found) if found is not None else values
         return values
+
+    def holds(self, golden: Record, mine: Record, fit: Fit) -> bool:
+        """Tell whether a fit of two batches is more than a guess: tokens or values confirm it."""
+        if fit.shared or golden.summary.shape == mine.summary.shape:
+            return True
+        values = self._values(golden, mine, fit)
+        return values is None or (values.confirmed and not values.whole_numbers)
 
     def values_of(self, record: Record, side: int) -> torch.Tensor | None:
         """Return the values of golden's (0) or mine's (1) tensor in float32, None if not kept."""
@@ -367,32 +374,6 @@ def _shapes_after(fit: Fit, golden: Shape, mine: Shape) -> tuple[Shape, ...]:
     except (ValueError, NotImplementedError):
         return ()
     return tuple(tuple(x.shape) for x in pair)
-
-
-def _keeps_order(fit: Fit, *shapes: Shape) -> bool:
-    """Tell whether elements that follow each other along an axis of one tensor do so in the other.
-
-    True if that can't be told, as for values that are computed.
-    """
-    if 0 in map(math.prod, shapes):
-        return True
-    numbers = [torch.arange(math.prod(shape)).reshape(shape) for shape in shapes]
-    try:
-        own, other = (x.flatten() for x in fit(numbers[0], numbers[1]))
-    except (ValueError, RuntimeError):
-        return True
-    if own.is_floating_point() or other.is_floating_point() or own.shape != other.shape:
-        return True
-    pairs = zip((own, other), (other, own), shapes, strict=True)
-    for places, partners, shape in pairs:
-        found = torch.full((math.prod(shape),), -1)
-        found[places] = partners
-        for axis in range(len(shape)):
-            line = found.reshape(shape).movedim(axis, 0).reshape(shape[axis], -1)
-            steps = line[1:] - line[:-1]
-            if bool(((steps <= 0) & (line[1:] >= 0) & (line[:-1] >= 0)).any()):
-                return False
-    return True
 
 
 def _similar(golden: Summary, mine: Summary, share: float) -> bool:

@@ -137,6 +137,11 @@ class Values:
         error = max(apart, ratio(_norm(m - g), self._spread[0]))
         return math.inf if math.isnan(error) else error
 
+    @property
+    def whole_numbers(self) -> bool:
+        """Whether golden's are whole numbers alone: counts and indices are equal by chance."""
+        return bool((self.tensors[0] == self.tensors[0].round()).all())
+
     @functools.cached_property
     def confirmed(self) -> bool:
         """Whether the two are near each other, and not by chance."""

@@ -72,13 +72,16 @@ def plain(judging: Judging, blame: Blame) -> Plain:
 
 
 def _asks_for_padding(now: Plain) -> bool:
-    """Tell whether all findings come from tensors that differ in padding alone: then it counts."""
-    if not any(row.reason == NO_TOKEN for row in now.rows):
-        return False
-    findings = now.explanation.findings
-    shown = ((each.cause, each.difference and each.difference.reason) for each in findings)
-    come = [cause == causes.INHERITED or reason == NO_TOKEN for cause, reason in shown]
-    return bool(come) and all(come)
+    """Tell whether padding counts: all that is blamed is right at tokens, or follows from it."""
+    differs = any(row.reason == NO_TOKEN for row in now.rows)
+    findings = now.explanation.findings if differs else ()
+    return bool(findings) and all(
+        each.cause == causes.INHERITED or _is_right_at_tokens(each.difference) for each in findings
+    )
+
+
+def _is_right_at_tokens(row: Difference | None) -> bool:
+    return row is not None and row.reason == NO_TOKEN and row.site.role == "output"
 
 
 def _may_be_noise(explanation: Explanation, made: Sequence[Difference]) -> bool:

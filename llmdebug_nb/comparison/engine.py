@@ -20,7 +20,6 @@ from llmdebug_nb.comparison.jobs import Job, Load, Outcome, Work, knowing
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured, error_of
 from llmdebug_nb.comparison.modules import Modules
-from llmdebug_nb.comparison.padding import Padding
 from llmdebug_nb.comparison.threads import in_threads, one_by_one
 from llmdebug_nb.comparison.tolerance import UNMATCHED, Judging
 from llmdebug_nb.comparison.unwritten import Unwritten
@@ -29,6 +28,8 @@ from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.fingerprint import same
 from llmdebug_nb.core.kernels.masks import have_other_forms
+from llmdebug_nb.core.kernels.padding import Padding
+from llmdebug_nb.core.reasons import OTHER_BATCH
 from llmdebug_nb.core.records import Node, Record, Summary
 
 if TYPE_CHECKING:
@@ -174,6 +175,8 @@ class _Plan:
         a, b = golden.summary, mine.summary
         if a.shape != b.shape and have_other_forms(a, b):
             return Measured(index, pair, remark=OTHER_MASK)
+        if a.shape != b.shape and pair.fit is None and pair.other_batch:
+            return Measured(index, pair, remark=OTHER_BATCH)
         if a.shape != b.shape and pair.fit is None:
             shapes = f"shape {list(a.shape)} against {list(b.shape)}"
             return Measured(index, pair, remark=shapes, certain=True)

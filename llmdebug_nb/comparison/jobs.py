@@ -16,7 +16,7 @@ import torch
 from llmdebug_nb.comparison import clipping, grain, metrics
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.measured import OfTokens
-from llmdebug_nb.comparison.padding import Blanks
+from llmdebug_nb.comparison.padding import of_tokens
 from llmdebug_nb.comparison.weight_noise import TURNED, shown, turned
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES
@@ -24,6 +24,7 @@ from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.findings import Fit
 from llmdebug_nb.core.kernels.masks import may_hide, without_masked
 from llmdebug_nb.core.kernels.narrow import rounding
+from llmdebug_nb.core.kernels.padding import Blanks
 from llmdebug_nb.core.records import Record
 
 Load = Callable[[Record], torch.Tensor]
@@ -109,8 +110,8 @@ def measured(job: Job, load_golden: Load, load_mine: Load, custom: Custom | None
     try:
         g, m = load_golden(job.golden), load_mine(job.mine)
         rounded = rounding(g), rounding(m)
-        found, remark, of_tokens = _compared(job, g, m, custom or Custom())
-        return Outcome(found, remark, rounded, of_tokens)
+        found, remark, at_tokens = _compared(job, g, m, custom or Custom())
+        return Outcome(found, remark, rounded, at_tokens)
     except (CorruptDumpError, TensorLookupError, ValueError) as error:
         return Outcome(None, str(error), rounded)
 
@@ -136,8 +137,10 @@ def _compared(
     of_user = custom.measure(g, m, job.golden.site)
     if floating and job.golden.site.role == "grad":
         of_user = {TURNED: shown(*turned(g, m)), **of_user}
-    at_tokens = floating and job.blanks is not None and job.blanks.without(g, m, job.logits)
-    return metrics.compare(g, m, job.logits) | of_grain | of_user, remark, at_tokens or None
+    at_tokens = None
+    if floating and job.blanks is not None:
+        at_tokens = of_tokens(g, m, job.blanks, job.logits)
+    return metrics.compare(g, m, job.logits) | of_grain | of_user, remark, at_tokens
 
 
 def _bytes(record: Record) -> int:

@@ -25,6 +25,7 @@ from llmdebug_nb.comparison.noise import (
     NoisePropagation,
     floor,
 )
+from llmdebug_nb.comparison.other_batch import OfAllBatch
 from llmdebug_nb.comparison.padding import NO_TOKEN, Unasked
 from llmdebug_nb.comparison.siblings import Siblings
 from llmdebug_nb.comparison.uses import Uses
@@ -40,7 +41,7 @@ from llmdebug_nb.core.findings import (
     RowVerdict,
     covering,
 )
-from llmdebug_nb.core.reasons import AFTER_TIE, CLOSE
+from llmdebug_nb.core.reasons import AFTER_TIE, CLOSE, OTHER_BATCH
 
 UNMATCHED: Final = "unmatched"
 NEAR_TIE = "another choice at a near tie: its inputs differ within noise"
@@ -213,13 +214,14 @@ class _Judge:
         # rank and generation whose logits came to prefer another token, within noise
         self._flips: set[tuple[int, int]] = set()
         self._follows: set[object] = set()  # contents of pairs that only a passed-on limit excuses
-        self._unasked = Unasked(counts_padding)
+        self._unasked, self._unknown = Unasked(counts_padding), OfAllBatch()
 
     def difference(self, m: Measured) -> Difference:
         """Return the verdict on a pair, and pass its noise on."""
         record, eps = m.pair.either, self._epsilons.of(m)
         site, shape = record.site, record.summary.shape
         if m.metrics is None and not m.certain:
+            self._unknown.add(m.pair)
             self._noise.add_unpaired(site, eps, shape)
             return self._row(m, UNMATCHED, None, None, {}, m.remark)
         explained = self._noise.explain(site, eps, shape, _replaced(m.pair))
@@ -228,8 +230,12 @@ class _Judge:
             other, its_level = self._judged(at_tokens, explained, eps)
             if other.verdict in ("match", "within_noise"):
                 row, level = replace(other, verdict="within_noise", reason=NO_TOKEN), its_level
-                self._unasked.add(m.pair)
                 break
+        if row.verdict != "diverged" and m.of_tokens is not None:
+            self._unasked.add(m.pair)
+        if row.verdict == "diverged" and self._unknown.holds(m.pair):
+            self._noise.add_unpaired(site, eps, shape)
+            return self._row(m, UNMATCHED, None, None, {}, OTHER_BATCH)
         if not m.pair.at_its_place and row.verdict == "diverged":
             if m.is_at_its_place:
                 self._noise.add_unpaired(site, eps, shape)

@@ -75,6 +75,7 @@ class Pair:
     ``fit``: brings tensors of different layouts to one shape; see `align/fit.py`. ``elsewhere``:
     the side whose tensor has no partner at its own place: the other side's tensor holds the same
     values at another place. With "both", neither has. ``alone``: why that side's tensor has none.
+    ``other_batch``: the runs were given other rows or tokens, and no layout tells which these are.
     """
 
     golden: Record | None
@@ -83,6 +84,7 @@ class Pair:
     fit: Fit | None = None
     elsewhere: Literal["", "golden", "mine", "both"] = ""
     alone: str = ""
+    other_batch: bool = False
 
     @property
     def either(self) -> Record:
