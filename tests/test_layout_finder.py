@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmdebug_nb.align import fit as moves
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, Site
@@ -398,3 +399,18 @@ def test_a_layout_of_ten_million_elements_is_found():
     finds, (g,), (m,) = finder({"0": x}, {"0": y})
     fit = finds.fit(g, m)
     assert torch.equal(*fit(x, y))
+
+
+@pytest.mark.parametrize("value", [1.0, None])
+@pytest.mark.parametrize("start", [0, 4])
+def test_what_tells_nothing_of_its_place_is_an_end_of_a_longer_tensor(value, start):
+    few = torch.full((2, 3, 1), value) if value else torch.tensor([[[0.5]]])
+    many = torch.zeros(*few.shape[:2], 5)
+    many[..., start : start + 1] = few
+    for golden, mine in ((few, many), (many, few)):
+        a, b = found(golden, mine)(golden, mine)
+        assert torch.equal(a, few)
+        assert torch.equal(b, few)
+        assert found(golden + 3, mine) is None
+    telling = random(2, 3, 1)
+    assert moves.end_of_longer(telling, torch.cat([telling, telling], 2)) is None

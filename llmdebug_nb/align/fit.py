@@ -9,6 +9,8 @@ from functools import partial
 
 import torch
 
+from llmdebug_nb.core import constants
+
 # a function of a module, with arguments (`partial`): another process gets it by name
 Move = Callable[[torch.Tensor], torch.Tensor]
 
@@ -98,6 +100,29 @@ class Fit:
             shapes = f"{list(golden.shape)} and {list(mine.shape)}"
             raise ValueError(f"{self.says}: does not fit shapes {shapes} ({error})") from None
         return golden, mine
+
+
+def end_of_longer(golden: torch.Tensor, mine: torch.Tensor) -> Fit | None:
+    """Return the fit of a tensor that is the begin, or the end, of one which is longer on one axis.
+
+    Only of one that tells nothing of its place: it is constant, or has few elements.
+    """
+    turned = golden.numel() < mine.numel()
+    few, many = (golden, mine) if turned else (mine, golden)
+    if few.dim() != many.dim() or not few.numel():
+        return None
+    tells = few.numel() >= constants.FEWEST_ELEMENTS and bool((few != few.flatten()[0]).any())
+    axes = [a for a in range(few.dim()) if few.shape[a] != many.shape[a]]
+    if tells or len(axes) != 1:
+        return None
+    (axis,) = axes
+    count, length = few.shape[axis], many.shape[axis]
+    for start in (0, length - count):
+        if torch.equal(many.narrow(axis, start, count), few):
+            move = (narrowed(axis, start, count),)
+            says = f"{span_text(start, count)} of {length} along axis {axis}"
+            return Fit(says, () if turned else move, move if turned else ())
+    return None
 
 
 def span_text(start: int, length: int) -> str:

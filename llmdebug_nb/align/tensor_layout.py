@@ -59,7 +59,11 @@ class LayoutFinder:
         parts of the other.
         """
         fit = self._in_order(golden, mine, fused)
-        return self._rewritten(golden, mine, fit) or fit
+        fit = self._rewritten(golden, mine, fit) or fit
+        shapes = golden.summary.shape, mine.summary.shape
+        longer = fit is None and shapes[0] != shapes[1]
+        pair = self._tensors.both(golden, mine) if longer else None
+        return fit if pair is None else moves.end_of_longer(pair[0].real, pair[1].real)
 
     def _in_order(self, golden: Record, mine: Record, fused: bool) -> Fit | None:
         """Return the fit of two tensors in which the rows of weights have golden's order."""

@@ -72,12 +72,11 @@ def plain(judging: Judging, blame: Blame) -> Plain:
 
 
 def _asks_for_padding(now: Plain) -> bool:
-    """Tell whether padding counts: all that is blamed is right at tokens, or follows from it."""
-    differs = any(row.reason == NO_TOKEN for row in now.rows)
-    findings = now.explanation.findings if differs else ()
-    return bool(findings) and all(
-        each.cause == causes.INHERITED or _is_right_at_tokens(each.difference) for each in findings
-    )
+    """Tell whether padding counts: what is blamed first is right at tokens, or follows from it."""
+    if not now.explanation.findings or not any(row.reason == NO_TOKEN for row in now.rows):
+        return False
+    first = now.explanation.findings[0]
+    return first.cause == causes.INHERITED or _is_right_at_tokens(first.difference)
 
 
 def _is_right_at_tokens(row: Difference | None) -> bool:

@@ -7,7 +7,6 @@ import math
 import torch
 
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.records import Summary
 
 
@@ -79,8 +78,11 @@ def _is_mask(s: Summary) -> bool:
 
 
 def _is_marks(s: Summary) -> bool:
-    """Tell whether a tensor marks tokens: integers or booleans [batch, tokens], only 0 and 1."""
-    return len(s.shape) == 2 and not is_floating(s.dtype) and (s.min, s.max) in ((0, 1), (1, 1))
+    """Tell whether a tensor marks tokens: [batch, tokens], nothing but 0 and 1."""
+    if len(s.shape) != 2 or (s.min, s.max) not in ((0, 1), (1, 1)):
+        return False
+    # of all numbers up to 1, only these add up to as many as there are apart from the zeros
+    return s.zero is None or s.mean is None or round(s.mean * s.numel, 3) == s.numel - s.zero
 
 
 def may_hide(summary: Summary) -> bool:
