@@ -21,9 +21,10 @@ from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import ComparedCall
 from llmdebug_nb.explain.edges import near
+from llmdebug_nb.explain.entries import back
 from llmdebug_nb.explain.flow import Flow
 from llmdebug_nb.explain.flow_calls import FlowCall
-from llmdebug_nb.explain.frontier import Frontier, back
+from llmdebug_nb.explain.frontier import Frontier
 from llmdebug_nb.explain.judge import Judge
 from recordings import AGREED
 from recordings import record as recorded

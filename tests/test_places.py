@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import llmdebug_nb as ld
-from llmdebug_nb.align.batch_layout import BatchMap, TokenSpan
+from llmdebug_nb.align.batch_layout import BatchMap, TokenSpan, batch_map
 from llmdebug_nb.align.layout_search import search
 from llmdebug_nb.core.reasons import OTHER_BATCH
 from models import llama, prompt
@@ -165,6 +166,40 @@ def test_experts_of_another_batch_agree(other):
     assert all("experts" in d.site.path for d in states)
 
 
+def _with_experts(name, model, ids, way, mode="module+api"):
+    model.set_experts_implementation(way)
+    return _generated(name, model, ids, mode)
+
+
+@pytest.mark.parametrize("way", ["eager", "batched_mm"])
+def test_tokens_in_another_order_agree_if_they_are_put_back(way):
+    model, ids = _mixtral(), prompt(batch=2) % 50 + 3
+    golden = _with_experts("golden", model, ids, "grouped_mm")
+    mine = _with_experts("mine", model, ids, way)
+    for report in (ld.compare(golden, mine), ld.compare(mine, golden)):
+        assert report.verdict in AGREED
+        assert not report.findings
+        assert report.coverage.share > 0.9
+
+
+@pytest.mark.parametrize("way", ["eager", "batched_mm"])
+@pytest.mark.parametrize("bug", ["weight", "activation", "order"])
+def test_a_bug_among_tokens_in_another_order_is_found_in_the_experts(way, bug, monkeypatch):
+    model, ids = _mixtral(), prompt(batch=2) % 50 + 3
+    golden = _with_experts("golden", model, ids, "grouped_mm")
+    experts = model.model.layers[1].mlp.experts
+    if bug == "weight":
+        experts.down_proj.data[:, 3] *= 1.5
+    elif bug == "activation":
+        experts.act_fn = torch.nn.GELU(approximate="tanh")
+    else:
+        swapped = experts.down_proj.data[[1, 0, 2, 3]].clone()
+        experts.down_proj.data.copy_(swapped)
+    report = ld.compare(golden, _with_experts("mine", model, ids, way), progress=False)
+    assert report.verdict == "diverged"
+    assert "layers.1.mlp" in report.findings[0].path
+
+
 def test_a_wrong_expert_is_found_in_another_batch():
     model, ids = _mixtral(), prompt(batch=2) % 50 + 3
     golden = _generated("golden", model, ids, "module+api")
@@ -185,3 +220,26 @@ def test_states_that_are_computed_again_agree_with_those_of_a_cache(pad):
     report = ld.compare(golden, mine, progress=False)
     assert report.verdict in AGREED
     assert not report.findings
+
+
+@pytest.mark.parametrize("model", [_mixtral, llama], ids=["experts", "dense"])
+@pytest.mark.parametrize("pad", [0, PAD])
+def test_rows_of_a_batch_in_another_order_agree_in_every_step(model, pad):
+    net, ids = model(), prompt(batch=2) % 50 + 3
+    mask = torch.ones_like(ids)
+    mask[0, :pad] = 0
+    golden = _generated("golden", net, ids, "module+api", attention_mask=mask)
+    mine = _generated("mine", net, ids.flip(0), "module+api", attention_mask=mask.flip(0))
+    report = ld.compare(golden, mine, progress=False)
+    assert report.verdict in AGREED
+    assert not report.findings
+
+
+def test_rows_in_another_order_stay_so_where_both_choose_the_same_token():
+    ids, tokens = np.array([[5, 6, 7], [8, 9, 10]]), np.array([[3], [3]])
+    first = batch_map(ids, ids[::-1])
+    rows = {span.row: span.my_row for span in first.spans}
+    assert rows == {0: 1, 1: 0}
+    assert batch_map(tokens, tokens) is None
+    later = batch_map(tokens, tokens, rows=rows)
+    assert {span.row: span.my_row for span in later.spans} == rows

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from llmdebug_nb.align import quantised, sequence
 from llmdebug_nb.align.names import Names
@@ -15,6 +16,8 @@ from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.paths import ancestors, is_operator, module_of
 from llmdebug_nb.core.records import IN_KERNEL, CallKey, Record, Summary, summed
 
+_K = TypeVar("_K", bound=Hashable)
+_V = TypeVar("_V")
 Pass = tuple[int, int, int, str]  # rank, generation, step, phase
 Kind = Callable[["RecordedCall"], str]
 Compare = Callable[["RecordedCall", "RecordedCall"], str]
@@ -57,6 +60,14 @@ class RecordedCall:
         if not self._shape:  # all records are there when it is first asked for
             self._shape = tuple([(r.site.role, r.site.slot, r.summary.shape) for r in self.records])
         return self._shape
+
+
+def grouped(items: Iterable[tuple[_K, _V]]) -> dict[_K, list[_V]]:
+    """Return the values of each key, in their order."""
+    groups: dict[_K, list[_V]] = {}
+    for key, value in items:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def places_of(

@@ -35,6 +35,11 @@ class ValueMatch:
     mine: Record
     error: float
 
+    def likeness(self) -> tuple[float, bool, bool]:
+        """Return what decides between records that hold the same: rounding, role and operator."""
+        golden, mine = self.golden, self.mine
+        return self.error, golden.site.role != mine.site.role, golden.op != mine.op
+
 
 class ValueMatches:
     """The tensors of one pass that both runs have, by the id of a record of either side.

@@ -1,9 +1,9 @@
 """Pair the records of two runs, each pair with its reason.
 
-Modules are paired first (the user's mapping, then `tree.py`), then their calls. Then the operators
-inside each module are aligned as sequences (`sequence.py`), with the calls of inner modules as
-fixed points; call numbers play no part. Then the tensors of two paired calls are paired. The
-remaining records are paired by value. A record without a partner keeps a reason (`unpaired.py`).
+Modules are paired first (the user's mapping, then `tree.py`), then their calls, then the operators
+inside each module as sequences (`sequence.py`), with inner modules as fixed points; call numbers
+play no part. Then the tensors of two calls are paired, and the remaining ones by value.
+A record without a partner keeps a reason (`unpaired.py`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import Literal
 
-from llmdebug_nb.align import exported, tree
+from llmdebug_nb.align import exported, tree, unpaired
 from llmdebug_nb.align.batch_layout import Load
 from llmdebug_nb.align.calls import (
     Numbers,
@@ -23,6 +23,7 @@ from llmdebug_nb.align.calls import (
     RecordedCall,
     by_parent,
     calls_by_pass,
+    grouped,
     match_modules,
     match_tensors,
     pair_ranks,
@@ -37,7 +38,6 @@ from llmdebug_nb.align.results import EARLIER, ResultMatches, RoleMatches, place
 from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.align.tree import FUSED, SAME_PATH
-from llmdebug_nb.align.unpaired import Reasons, in_order
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.findings import Pair
@@ -55,9 +55,6 @@ Records = tuple[list[Record], list[Record]]
 Elsewhere = Literal["", "golden", "mine", "both"]
 Nodes = tuple[Sequence[Node], Sequence[Node]]
 Traced = Mapping[CallKey, str]  # an operator's call, its rank set to 0 -> its traced node
-
-_K = TypeVar("_K", bound=Hashable)
-_V = TypeVar("_V")
 
 
 def pair(
@@ -132,8 +129,8 @@ class _Pairing:
         self._now = [r for c in golden for r in c.records], [r for c in mine for r in c.records]
         self._relaid = self._layouts.relaid(s.generation, s.step)
         paired, reshaped = self._modules(golden, mine)
-        any_shape = self._relaid | reshaped
-        self._operators(golden, mine, paired, replace(self._tolerance, any_shape=any_shape))
+        tolerance = replace(self._tolerance, any_shape=self._relaid | reshaped)
+        self._operators(golden, mine, paired, tolerance)
         if self._crossed:
             self._by_result(golden, mine)
         if self._any_graph:
@@ -152,7 +149,7 @@ class _Pairing:
     ) -> tuple[Numbers, bool]:
         """Pair the calls of modules; return the pairs' numbers, and whether any shapes differ."""
         sides = [
-            _grouped((c.module, c) for c in calls if not c.operator) for calls in (golden, mine)
+            grouped((c.module, c) for c in calls if not c.operator) for calls in (golden, mine)
         ]
         paired: Numbers = {}, {}
         reshaped = False
@@ -170,8 +167,8 @@ class _Pairing:
     def _by_result(self, golden: list[RecordedCall], mine: list[RecordedCall]) -> None:
         """Pair the results of an exported graph and a model that names did not pair."""
         left = self._unpaired(golden, self._pairs), self._unpaired(mine, self._mine)
-        modules = sum(not c.operator for c in golden)
-        nameless = sum(not c.operator for c in left[0]) > constants.MAJORITY * modules
+        modules, open_ones = (sum(not c.operator for c in calls) for calls in (golden, left[0]))
+        nameless = open_ones > constants.MAJORITY * modules
         for one, other, why, same_kind in exported.match_results(*left, self._tolerance, nameless):
             if same_kind:
                 self._tensors(one, other, why)
@@ -349,6 +346,8 @@ class _Pairing:
             return False
         if is_floating(a.summary.dtype) != is_floating(b.summary.dtype):
             return self._layouts.unrelated(a, b)
+        if a.summary.numel != b.summary.numel:  # it may be called on some of the rows
+            return self._layouts.is_guess(a, b)
         return a.summary.shape != b.summary.shape and self._layouts.fit(a, b) is None
 
     def _tensors(
@@ -358,9 +357,14 @@ class _Pairing:
         sure = self._tolerance.sure_digits
         other_code = (golden.path, golden.op) != (mine.path, mine.op)
         written_anew = other_code and golden.path not in self._given and not self._any_graph
+        a, b = golden.output, mine.output
+        part = golden.operator or golden.records[0].site.call != mine.records[0].site.call
+        part &= a is not None and b is not None and a.numel != b.numel
         for left, right, remark in match_tensors(golden, mine, self._names, replaced, sure):
             summand = left.site.role == "output" and (golden.path, mine.path) in self._summands
-            if not summand and not (written_anew and self._belongs_elsewhere(left, right)):
+            if summand or (part and self._layouts.is_guess(left, right)):
+                continue
+            if not (written_anew and self._belongs_elsewhere(left, right)):
                 self._add(left, right, f"{why}; {remark}" if remark else why)
 
     def _belongs_elsewhere(self, golden: Record, mine: Record) -> bool:
@@ -398,7 +402,7 @@ class _Pairing:
                     match = self._weights.only(record, calls is golden, (self._pairs, self._mine))
                 else:
                     of = self._values.of_golden if calls is golden else self._values.of_mine
-                    match = min(of(record), key=_likeness, default=None)
+                    match = min(of(record), key=ValueMatch.likeness, default=None)
                 if match is not None:
                     side: Elsewhere = "golden" if calls is golden else "mine"
                     if match.golden.id not in self._pairs and match.mine.id not in self._mine:
@@ -411,7 +415,8 @@ class _Pairing:
         pairs = [pair for r in self._now[0] for pair in self._pairs.get(r.id, ())]
         for matches, why in self._by_place:
             for one, other in matches.match(self._now, pairs):
-                self._add(one, other, why)
+                if why == RESULT or not self._layouts.is_guess(one, other):
+                    self._add(one, other, why)
 
     @functools.cached_property
     def _weights(self) -> WeightMatches:
@@ -423,28 +428,7 @@ class _Pairing:
         sizes = {len(pairs), *map(len, (*self._sides, self._mine, self._pairs))}
         if len(sizes) == 1:
             return [self._pairs[record.id][0] for record in self._sides[0]]
-        return in_order(self._sides, self._pairs, *self._reasons(pairs))
-
-    def _reasons(self, pairs: list[Pair]) -> tuple[Reasons, Reasons]:
-        """Return, for both sides, the object that explains records without a partner."""
-        there = [(path, other) for path, (others, _) in self._partners.items() for other in others]
         left_out = {path for path, (others, _) in self._given.items() if not others}
-        own = [p.golden for p in pairs if p.golden], [p.mine for p in pairs if p.mine]
-        partners = _grouped(there), _grouped((m, g) for g, m in there)
-        return (
-            Reasons(self._sides[0], self._sides[1], own[0], partners[0], left_out),
-            Reasons(self._sides[1], self._sides[0], own[1], partners[1], set()),
-        )
-
-
-def _likeness(match: ValueMatch) -> tuple[float, bool, bool]:
-    """Return what decides between records that hold the same: rounding, role and operator."""
-    golden, mine = match.golden, match.mine
-    return match.error, golden.site.role != mine.site.role, golden.op != mine.op
-
-
-def _grouped(items: Iterable[tuple[_K, _V]]) -> dict[_K, list[_V]]:
-    groups: dict[_K, list[_V]] = {}
-    for key, value in items:
-        groups.setdefault(key, []).append(value)
-    return groups
+        partners = {path: others for path, (others, _) in self._partners.items()}
+        reasons = unpaired.reasons(self._sides, pairs, partners, left_out)
+        return unpaired.in_order(self._sides, self._pairs, *reasons)

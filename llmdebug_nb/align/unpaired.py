@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from llmdebug_nb.align.calls import grouped
 from llmdebug_nb.align.exported import is_graph
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.paths import is_operator, module_of
@@ -83,6 +84,24 @@ class Reasons:
             (operator, NO_OPERATOR),
         )
         return next((reason for holds, reason in checks if holds), NO_CALL)
+
+
+def reasons(
+    sides: tuple[list[Record], list[Record]],
+    pairs: Sequence[Pair],
+    partners: Mapping[str, Iterable[str]],
+    left_out: set[str],
+) -> tuple[Reasons, Reasons]:
+    """Return, for both sides, the object that explains records without a partner.
+
+    ``partners``: golden's module -> mine's. ``left_out``: golden's paths that the map leaves out.
+    """
+    there = [(path, other) for path, others in partners.items() for other in others]
+    golden, mine = [p.golden for p in pairs if p.golden], [p.mine for p in pairs if p.mine]
+    return (
+        Reasons(sides[0], sides[1], golden, grouped(there), left_out),
+        Reasons(sides[1], sides[0], mine, grouped((m, g) for g, m in there), set()),
+    )
 
 
 def in_order(

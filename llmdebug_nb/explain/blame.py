@@ -26,6 +26,7 @@ from llmdebug_nb.explain import (
     inside,
     near_tie,
     nodes,
+    order,
     relating,
     repro,
     scalars,
@@ -114,7 +115,10 @@ def _searched(
             f"of what differs in the {phase} pass", "differences without effect count"
         ):
             passes_on = PassedOn(differences, phase, runs, ties or {})
-            frontier = Frontier(differences, phase, runs.same_code, passes_on)
+            frontier = Frontier(
+                differences, phase, runs.same_code, passes_on,
+                lambda row: order.holds_the_same(row, runs),
+            )  # fmt: skip
             guilty = frontier.guilty
             rejoins |= {d.index for d in frontier.rejoins}
             passed_on |= frontier.passed_on

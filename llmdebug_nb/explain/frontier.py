@@ -18,7 +18,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import cached_property
 
 from llmdebug_nb.core import constants
@@ -26,7 +25,8 @@ from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.paths import any_layer, operator_of
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.explain.flow import AGREES, ALL, Flow
+from llmdebug_nb.explain.entries import back
+from llmdebug_nb.explain.flow import AGREES, Flow
 from llmdebug_nb.explain.flow_calls import FlowCall, is_telling
 from llmdebug_nb.explain.order import reordered
 
@@ -76,6 +76,7 @@ class Frontier:
     ``same_code``: tells whether two records were made by the same code. ``rejoins``: rows that
     differ and reach nothing. ``passes_on``: tells of a region behind an expected difference whether
     it only passes that on; ``passed_on`` are the indices of the rows of such regions.
+    ``holds_the_same``: whether mine's tensor has golden's values in another order.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Frontier:
         phase: str,
         same_code: Callable[[Record, Record], bool],
         passes_on: Callable[[Region], bool] = lambda region: False,
+        holds_the_same: Callable[[Difference], bool] = lambda row: False,
     ) -> None:
         self._same_code, self._passes_on = same_code, passes_on
         self.passed_on: set[int] = set()
@@ -95,7 +97,7 @@ class Frontier:
         self._counting: dict[int, bool] = {}  # by the row's index: it counts by itself
         self._apart: list[Difference] = []
         self._inherits, self._regions = dict[int, list[Difference]](), dict[int, Region]()
-        self._reordered = reordered(self._bad, self.inherited)
+        self._reordered = reordered(self._bad, self.inherited, self._is_other_code, holds_the_same)
         self._take_apart(self._refuted())
         self._follow()
         harmless = self._harmless()
@@ -335,6 +337,14 @@ class Frontier:
         # as behind an operator that only an exported graph has
         return bad[1] if known[1] else bad[0]
 
+    def _is_other_code(self, row: Difference) -> bool:
+        """Tell whether other operators make mine's tensor than golden's."""
+        golden, mine = (
+            {operator_of(call.key.path) for call in calls}
+            for calls in (self._regions[row.index].golden, self._regions[row.index].mine)
+        )
+        return golden != mine
+
     def _counts(self, row: Difference) -> bool:
         if row.index not in self._counting:
             self._counting[row.index] = self._counts_itself(row)
@@ -348,14 +358,17 @@ class Frontier:
         Numbers of places are others where tokens lie elsewhere: what is made of them counts.
         """
         golden, mine = row.pair.golden, row.pair.mine
-        if golden is None or mine is None or row.index in self._reordered:
+        if golden is None or mine is None:
+            return False
+        if row.site.role == "output" and self.flows[0].call(golden).around is None:
+            return True
+        if row.index in self._reordered:
             return False
         numbers = row.site.generation in self._moved and not is_floating(golden.summary.dtype)
         if row.site.role == "grad" or (self._same_code(golden, mine) and not numbers):
             return True
-        if row.metrics.get("channels_off"):  # noise as large as that of a quantised model hides it
-            return True
-        return row.site.role == "output" and self.flows[0].call(golden).around is None
+        # noise as large as that of a quantised model hides it
+        return bool(row.metrics.get("channels_off"))
 
 
 def _add_all(explained: set[int], row: Difference, follows: Mapping[int, list[Difference]]) -> None:
@@ -408,43 +421,3 @@ def _passes_on(region: Region) -> bool:
     agreeing = (d for d in region.entries if d.verdict != EXPECTED)
     entering = max((d.error or 0.0 for d in agreeing), default=0.0)
     return (region.row.error or 0.0) <= constants.AMPLIFICATION * entering
-
-
-def back(flow: Flow, record: Record, share: Fraction = ALL) -> tuple[list[Record], list[FlowCall]]:
-    """Return the nearest tensors with partners that a tensor is made from, and the calls between.
-
-    ``share``: of the tensor's elements, those that count. A tensor of which less is known than what
-    flows on is followed back further. The calls are in execution order.
-    """
-    queue = [(record, share)]
-    asked = {record.id: share}
-    entries: dict[int, Record] = {}
-    calls: dict[int, FlowCall] = {}
-    copied = True  # by all calls so far
-    while queue:
-        taken, share = queue.pop(0)
-        sources, maker = flow.sources(taken)
-        if maker is not None:
-            if id(maker) not in calls:
-                copied = copied and maker.passes_on
-            calls[id(maker)] = maker
-        for source in sources:
-            part = share if maker is not None else _part(share, taken, source)
-            known = asked.get(source.id)
-            if known is not None and (part is known or part <= known):
-                continue
-            asked[source.id] = part
-            entries[source.id] = source
-            chosen = copied and flow.is_chosen(flow.base(source))
-            if chosen or flow.agrees(source, part) is None:
-                del entries[source.id]
-                queue.append((source, part))
-    return list(entries.values()), sorted(calls.values(), key=lambda call: call.start)
-
-
-def _part(share: Fraction, taken: Record, source: Record) -> Fraction:
-    """Return the share of a tensor that a share of a view of it is: perhaps of a part alone."""
-    of, whole = taken.summary.numel, max(source.summary.numel, 1)
-    if of == whole or (share == ALL and of > whole):
-        return share
-    return min(ALL, share * of / whole)

@@ -1,38 +1,68 @@
-"""Tensors that hold golden's values in another order, as equal elements were sorted otherwise.
+"""Tensors that hold golden's values in another order, which by itself is no error.
 
-No program says in which order equal elements come, and CPU and CUDA differ. Tokens that go to one
-expert, say, are then computed in another order, and put back.
+No program says in which order equal elements are sorted, and CPU and CUDA differ. Other code may
+compute tokens sorted by their experts, or in their own order. What counts is whether all is put
+back.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon, is_floating
 from llmdebug_nb.core.findings import Difference
+from llmdebug_nb.core.kernels.relative import ratio
+from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.explain.runs import Runs
 
 _SORTS = re.compile(r"\w+\.(sort|argsort|msort|topk)(\.\w+)?")
 
 
 def reordered(
-    rows: Sequence[Difference], made_from: Callable[[Difference], Iterable[Difference]]
+    rows: Sequence[Difference],
+    made_from: Callable[[Difference], Iterable[Difference]],
+    is_other_code: Callable[[Difference], bool],
+    holds_the_same: Callable[[Difference], bool],
 ) -> set[int]:
     """Return the indices of such rows, of those that differ, in execution order.
 
-    ``made_from``: the rows that differ and that the tensors of a row are made from. Whether all is
-    put back has to be told by what follows.
+    ``made_from``: the rows that differ and that the tensors of a row are made from.
+    ``is_other_code``: whether other operators make mine's tensor. ``holds_the_same``: see there.
+    Whether all is put back has to be told by what follows.
     """
     found: set[int] = set()
-    if not any(map(_sorts, rows)):
-        return found
-    for row in filter(_holds_the_same, rows):
+    for row in rows:
         sources = [source.index for source in made_from(row)]
-        if found.issuperset(sources) if sources else _sorts(row):
+        may_be = found.issuperset(sources) if sources else _sorts(row) or is_other_code(row)
+        if may_be and holds_the_same(row):
             found.add(row.index)
     return found
+
+
+def holds_the_same(row: Difference, runs: Runs) -> bool:
+    """Tell whether mine's tensor has golden's values, in another order. False without values.
+
+    As they lie they are much further apart than in the order of their size.
+    """
+    golden, mine = row.pair.golden, row.pair.mine
+    if golden is None or mine is None or golden.summary.numel != mine.summary.numel:
+        return False
+    floating = [is_floating(record.summary.dtype) for record in (golden, mine)]
+    if floating[0] != floating[1] or golden.summary.numel < 2:
+        return False
+    try:
+        values = [runs.golden.load(golden), runs.mine.load(mine)]
+    except CannotReplay:
+        return False
+    if any(x.is_complex() for x in values):
+        return False
+    g, m = (x.flatten().double().sort().values for x in values)
+    eps = max(epsilon(record.summary.dtype) for record in (golden, mine)) if all(floating) else 0.0
+    apart = ratio(float((m - g).norm()), float(g.norm()))
+    limit = max(row.limit or 0.0, constants.OPERATORS_EPSILONS * eps)
+    return apart <= limit and apart * constants.LAYOUT_TIE < (row.error or 0.0)
 
 
 def _sorts(row: Difference) -> bool:
@@ -45,24 +75,4 @@ def _sorts(row: Difference) -> bool:
         and golden.op == mine.op
         and _SORTS.fullmatch(golden.op) is not None
         and not is_floating(golden.summary.dtype)
-    )
-
-
-def _holds_the_same(row: Difference) -> bool:
-    """Tell whether the statistics of two tensors agree: no order changes them."""
-    golden, mine = row.pair.golden, row.pair.mine
-    if golden is None or mine is None or golden.summary.shape != mine.summary.shape:
-        return False
-    a, b = golden.summary, mine.summary
-    coarsest = max(epsilon(a.dtype), epsilon(b.dtype))
-    close = max(constants.SAME_VALUES, constants.SAME_VALUES_EPSILONS * coarsest)
-    room = close if coarsest else constants.SAME_SUM  # whole numbers are the same
-    reach = max(abs(a.min or 0.0), abs(a.max or 0.0))
-    scales = reach, reach, (a.l2norm or 0.0) / math.sqrt(max(a.numel, 1)), a.l2norm or 0.0
-    figures = zip(
-        (a.min, a.max, a.mean, a.l2norm), (b.min, b.max, b.mean, b.l2norm), scales, strict=True
-    )
-    return all(
-        one is not None and other is not None and abs(one - other) <= room * scale
-        for one, other, scale in figures
     )

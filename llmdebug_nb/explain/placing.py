@@ -11,8 +11,8 @@ from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.findings import Difference, Finding, Fit
 from llmdebug_nb.core.paths import any_layer, module_of
 from llmdebug_nb.core.records import Record, Site
+from llmdebug_nb.explain.entries import back
 from llmdebug_nb.explain.flow import Flow
-from llmdebug_nb.explain.frontier import back
 from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.runs import Runs
 
