@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import llmdebug_nb as ld
 from llmdebug_nb.align.batch_layout import BatchMap, TokenSpan, batch_map
 from llmdebug_nb.align.layout_search import search
+from llmdebug_nb.comparison.padding import NO_TOKEN
 from llmdebug_nb.core.reasons import OTHER_BATCH
 from models import llama, prompt
 from test_layout_finder import found
@@ -243,3 +244,27 @@ def test_rows_in_another_order_stay_so_where_both_choose_the_same_token():
     assert batch_map(tokens, tokens) is None
     later = batch_map(tokens, tokens, rows=rows)
     assert {span.row: span.my_row for span in later.spans} == rows
+
+
+@pytest.mark.parametrize("other", ["sdpa", "eager"])
+@pytest.mark.parametrize("mode", ["module", "module+api"])
+@pytest.mark.parametrize("bug", [False, True])
+def test_experts_of_padding_hide_no_bug_and_raise_no_alarm(other, mode, bug):
+    model, ids = _mixtral(), prompt(batch=2) % 50 + 3
+    mask = torch.ones_like(ids)
+    mask[0, :PAD] = 0
+    model.set_attn_implementation({"sdpa": "eager", "eager": "sdpa"}[other])
+    golden = _generated("golden", model, ids, mode, attention_mask=mask)
+    model.set_attn_implementation(other)
+    if bug:
+        model.model.norm.weight.data[:8] *= 1.5
+    report = ld.compare(
+        golden, _generated("mine", model, ids, mode, attention_mask=mask), progress=False
+    )
+    assert any(d.reason == NO_TOKEN for d in report.differences)
+    if bug:
+        assert report.verdict == "diverged"
+        assert report.findings[0].path.startswith("model.norm")
+    else:
+        assert report.verdict in AGREED
+        assert report.coverage.observables == report.coverage.observables_matched

@@ -74,7 +74,7 @@ class AtTokens:
         reading = next(blanks.readings(tuple(values.shape)), None) if blanks is not None else None
         if reading is None:
             return values
-        return values.masked_fill(reading.blank(reading.tokens, tuple(values.shape)), 0)
+        return values.masked_fill(reading.blank(reading.axes, tuple(values.shape)), 0)
 
     def _blanks(self, record: Record) -> Blanks | None:
         """Return the blank places of a tensor's step, if it may hold states there."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from llmdebug_nb.comparison.padding import NO_TOKEN
+from llmdebug_nb.comparison.padding import MIXED, NO_TOKEN
 from llmdebug_nb.comparison.tolerance import Judging
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.reasons import AFTER_TIE, REJOINED
+from llmdebug_nb.core.results import Results
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.blame import Explanation
 
@@ -72,7 +73,14 @@ def plain(judging: Judging, blame: Blame) -> Plain:
 
 
 def _asks_for_padding(now: Plain) -> bool:
-    """Tell whether padding counts: what is blamed first is right at tokens, or follows from it."""
+    """Tell whether padding counts: what is blamed first is right at tokens, or follows from it.
+
+    Or a result is made of all places.
+    """
+    if any(row.reason == MIXED for row in now.rows):
+        results = Results(row.pair.golden for row in now.rows)
+        if any(row.reason == MIXED and row.pair.golden in results for row in now.rows):
+            return True
     if not now.explanation.findings or not any(row.reason == NO_TOKEN for row in now.rows):
         return False
     first = now.explanation.findings[0]

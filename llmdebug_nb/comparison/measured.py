@@ -15,13 +15,13 @@ from llmdebug_nb.core.findings import Pair
 class OfTokens:
     """The metrics of two tensors at the places that hold tokens.
 
-    ``first``: along the first axis of tokens; ``whole``: along all of them, the keys of scores,
-    too. ``varies``: along some other axis.
+    ``first``: along one axis of tokens; ``whole``: along all of them, the keys of scores, too. None
+    if they differ at no other place. ``are_states``: neither is a mask.
     """
 
-    first: Metrics
-    whole: Metrics
-    varies: bool
+    first: Metrics | None = None
+    whole: Metrics | None = None
+    are_states: bool = False
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Measured:
     ``remark``: how it was measured, or why not. ``same_bytes``: by fingerprint, None if unknown.
     ``certain``: it diverged, whatever the limit. ``rounded``: the epsilons of the coarsest dtypes
     that hold the values of golden and mine, 0 if unknown. ``of_tokens``: what it is without places
-    of the batch that hold no token, None if that changes nothing.
+    of the batch that hold no token, None if there are none in it.
     """
 
     index: int
@@ -50,7 +50,8 @@ class Measured:
     @property
     def at_tokens(self) -> Measured:
         """The pair without the rows of places that hold no token."""
-        return self if self.of_tokens is None else replace(self, metrics=self.of_tokens.first)
+        found = None if self.of_tokens is None else self.of_tokens.first
+        return self if found is None else replace(self, metrics=found)
 
     @property
     def is_at_its_place(self) -> bool:

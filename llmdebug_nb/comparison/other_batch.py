@@ -46,7 +46,8 @@ class OfAllBatch:
             return False
         known = pair.content is not None and pair.content in self._contents
         viewed = (golden.producer, mine.producer) in self._made
-        if known or viewed or golden.site.key in self._calls:
+        made = golden.site.role == "output" and golden.site.key in self._calls
+        if known or viewed or made:
             self.add(pair)
             return True
         return False

@@ -6,6 +6,7 @@ way to write attention, and a choice among all in another.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -14,10 +15,12 @@ import torch
 from llmdebug_nb.comparison import metrics
 from llmdebug_nb.comparison.measured import Measured, OfTokens
 from llmdebug_nb.core.findings import Difference, Pair
-from llmdebug_nb.core.kernels.padding import Blanks
-from llmdebug_nb.core.records import CallKey
+from llmdebug_nb.core.kernels.padding import Blanks, Reading
+from llmdebug_nb.core.paths import ancestors
+from llmdebug_nb.core.records import CallKey, Site
 
 NO_TOKEN = "differs only where the batch has no token (padding)"
+MIXED = "not comparable: it is made of all places of a batch, also of those without a token"
 
 
 def notes(differences: Iterable[Difference]) -> list[str]:
@@ -29,24 +32,31 @@ def notes(differences: Iterable[Difference]) -> list[str]:
 def of_tokens(
     golden: torch.Tensor, mine: torch.Tensor, blanks: Blanks, logits: bool
 ) -> OfTokens | None:
-    """Return what two floating tensors of one shape differ by at tokens.
-
-    None if they differ at no other place, or if the shape has no axis of tokens.
-    """
+    """Return what two tensors of one shape differ by at tokens; None if no axis has these."""
     shape, apart = tuple(golden.shape), _apart(golden, mine)
-    best, least = None, float(apart.sum())
+    best, least = None, (math.inf, math.inf)
     for reading in blanks.readings(shape):
-        left = float(apart.masked_fill(reading.blank(reading.tokens, shape), 0).sum())
-        if left < least:
-            best, least = reading, left
-    if best is None:
-        return None
-    first, whole = (best.blank(axes, shape) for axes in (best.tokens[:1], best.tokens))
-    return OfTokens(
-        _compared(golden, mine, first, logits),
-        _compared(golden, mine, whole, logits),
-        best.varies(golden) or best.varies(mine),
+        blank = (reading.blank(axes, shape) for axes in _axes(reading))
+        whole, first = (float(apart.masked_fill(places, 0).sum()) for places in blank)
+        if (whole, first) < least:
+            best, least = reading, (whole, first)
+    if best is None or least[0] >= float(apart.sum()):
+        return None if best is None else OfTokens()
+    whole_of, first_of = (
+        _compared(golden, mine, best.blank(axes, shape), logits) for axes in _axes(best)
     )
+    are_states = not (_has_two_values(golden) or _has_two_values(mine))
+    return OfTokens(first_of, whole_of, are_states)
+
+
+def _axes(reading: Reading) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return all axes of tokens, and the one alone."""
+    return reading.axes, (reading.axis,)
+
+
+def _has_two_values(x: torch.Tensor) -> bool:
+    """Tell whether a tensor holds two values at most, as masks do, and states do not."""
+    return not x.numel() or bool(((x == x.amin()) | (x == x.amax())).all())
 
 
 def _apart(golden: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
@@ -71,26 +81,60 @@ class Unasked:
 
     def __init__(self, counts: bool = False) -> None:
         self._counts = counts
-        self._calls: set[CallKey] = set()  # with an input that differs so
+        self._calls: set[CallKey] = set()  # with an input that differs so, or is mixed
         self._contents: set[object] = set()
+        self._mixed: set[object] = set()  # contents
+        self._made: set[tuple[int | None, int | None]] = set()  # ids of outputs of either kind
 
     def readings(self, m: Measured) -> Iterator[Measured]:
         """Yield a pair as it is measured without blank places, where that is allowed."""
         found = m.of_tokens
-        if found is None or self._counts:
+        if found is None or found.first is None or self._counts:
             return
         follows = m.pair.either.site.key in self._calls or _contents(m.pair) in self._contents
-        if found.varies or follows:
+        if found.are_states or follows:
             yield replace(m, metrics=found.first)
         if follows:
             yield replace(m, metrics=found.whole)
 
-    def add(self, pair: Pair) -> None:
-        """Take note of a pair that differs at blank places, and within noise at tokens."""
+    def agrees(self, m: Measured) -> None:
+        """Take note of a pair that is within noise at tokens; elsewhere it may differ."""
+        if m.of_tokens is not None and m.of_tokens.first is not None:
+            self._add(m.pair, self._contents)
+        elif m.error:
+            self.is_mixed(m)  # integers are made of it that do not agree
+
+    def is_mixed(self, m: Measured) -> bool:
+        """Tell whether a pair that differs is made of all places at once, and note it.
+
+        So are tokens that are sorted by their experts. Rows and tokens show in none of its axes.
+        """
+        golden, mine = m.pair.golden, m.pair.mine
+        at_tokens = m.of_tokens is not None or (m.pair.fit is not None and m.pair.fit.shared)
+        if self._counts or at_tokens or m.certain or golden is None or mine is None:
+            return False
+        if golden.site.role == "output":
+            mixed = golden.site.key in self._calls
+        else:
+            made = golden.producer, mine.producer
+            mixed = made in self._made or _contents(m.pair) in self._mixed
+            mixed = mixed or (golden.producer is None and self._is_inside(golden.site))
+        if mixed:
+            self._add(m.pair, self._mixed)
+        return mixed
+
+    def _is_inside(self, site: Site) -> bool:
+        """Tell whether a module around a call is given such a tensor, and makes what is unknown."""
+        where = site.key
+        return any(where._replace(path=path) in self._calls for path in ancestors(site.path))
+
+    def _add(self, pair: Pair, contents: set[object]) -> None:
         site = pair.either.site
-        self._contents.add(_contents(pair))
+        contents.add(_contents(pair))
         if site.role == "input":
             self._calls.add(site.key)
+        elif pair.golden is not None and pair.mine is not None:
+            self._made.add((pair.golden.id, pair.mine.id))
 
 
 def _contents(pair: Pair) -> object:

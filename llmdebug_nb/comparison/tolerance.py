@@ -26,7 +26,7 @@ from llmdebug_nb.comparison.noise import (
     floor,
 )
 from llmdebug_nb.comparison.other_batch import OfAllBatch
-from llmdebug_nb.comparison.padding import NO_TOKEN, Unasked
+from llmdebug_nb.comparison.padding import MIXED, NO_TOKEN, Unasked
 from llmdebug_nb.comparison.siblings import Siblings
 from llmdebug_nb.comparison.uses import Uses
 from llmdebug_nb.comparison.weight_noise import TURNED, Weights, turned_by
@@ -226,13 +226,16 @@ class _Judge:
             return self._row(m, UNMATCHED, None, None, {}, m.remark)
         explained = self._noise.explain(site, eps, shape, _replaced(m.pair))
         row, level = self._judged(m, explained, eps)
-        for at_tokens in self._unasked.readings(m) if row.verdict == "diverged" else ():
+        for at_tokens in self._unasked.readings(m) if row.verdict in MISMATCHES else ():
             other, its_level = self._judged(at_tokens, explained, eps)
             if other.verdict in ("match", "within_noise"):
                 row, level = replace(other, verdict="within_noise", reason=NO_TOKEN), its_level
                 break
-        if row.verdict != "diverged" and m.of_tokens is not None:
-            self._unasked.add(m.pair)
+        if row.verdict not in MISMATCHES:
+            self._unasked.agrees(m)
+        elif self._unasked.is_mixed(m):
+            self._noise.add_unpaired(site, eps, shape)
+            return self._row(m, UNMATCHED, None, None, {}, MIXED)
         if row.verdict == "diverged" and self._unknown.holds(m.pair):
             self._noise.add_unpaired(site, eps, shape)
             return self._row(m, UNMATCHED, None, None, {}, OTHER_BATCH)

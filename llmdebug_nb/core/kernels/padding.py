@@ -41,27 +41,33 @@ class Blanks:
         return torch.tensor(list(self.flat), dtype=torch.bool).view(self.rows, self.tokens)
 
     def readings(self, shape: Shape) -> Iterator[Reading]:
-        """Yield the ways to see rows and tokens in a shape."""
+        """Yield the ways to see rows and tokens in a shape; flat ones only if there is no other."""
+        found = False
         for length in {self.tokens, self.tokens - self.fed} - {0}:
             places = self.places[:, :length]
             for batch, size in enumerate(shape):
                 heads = size // self.rows if batch == 0 and size % self.rows == 0 else 1
                 tokens = [a for a, n in enumerate(shape) if n == length and a != batch]
-                if size == self.rows * heads and tokens:
-                    yield Reading(places.repeat_interleave(heads, 0), batch, tuple(tokens))
-            for axis, size in enumerate(shape):
-                if size == self.rows * length:
-                    yield Reading(places.reshape(1, -1), None, (axis,))
-                    yield Reading(places.T.reshape(1, -1), None, (axis,))
+                for axis in tokens if size == self.rows * heads else ():
+                    found = True
+                    yield Reading(places.repeat_interleave(heads, 0), batch, axis, tuple(tokens))
+        for length in {self.tokens, self.tokens - self.fed} - {0}:
+            if not found and shape[:1] == (self.rows * length,):
+                yield Reading(self.places[:, :length].reshape(1, -1), None, 0, (0,))
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Places [rows, tokens] in a tensor: the axis of rows, None if there is none, and of tokens."""
+    """Places [rows, tokens] in a tensor.
+
+    ``batch``: the axis of rows, None if there is none. ``axis``: that of tokens, of scores that of
+    the queries; ``axes``: all that may be, of scores the keys, too.
+    """
 
     places: torch.Tensor
     batch: int | None
-    tokens: tuple[int, ...]
+    axis: int
+    axes: tuple[int, ...]
 
     def blank(self, axes: tuple[int, ...], shape: Shape) -> torch.Tensor:
         """Return where elements belong to a place, along any of some axes of tokens; bool."""
@@ -75,13 +81,6 @@ class Reading:
                 places = places if self.batch < axis else places.T
             found |= places.reshape(sizes)
         return found
-
-    def varies(self, x: torch.Tensor) -> bool:
-        """Tell whether a tensor varies along another axis, as states do, and masks do not."""
-        others = [a for a in range(x.dim()) if a != self.batch and a not in self.tokens]
-        if not others or not x.numel():
-            return False
-        return bool((x.amax(others) != x.amin(others)).any())
 
 
 class Padding:
@@ -121,21 +120,24 @@ class Padding:
         count = len(marks) + len(masks)
         known = self._known.get(step)
         if known is None or (known[1] is None and known[0] != count):
-            known = self._known[step] = count, self._found(marks, masks)
+            known = self._known[step] = count, self._found(step, marks, masks)
         return known[1]
 
-    def _found(self, marks: list[Record], masks: list[Record]) -> Blanks | None:
+    def _found(self, step: _Step, marks: list[Record], masks: list[Record]) -> Blanks | None:
+        prompt = min(other for other in self._marks if other[:2] == step[:2])
+        begun = self._of(prompt) if prompt < step else None
         for mark in _each_once(marks):
             values = self._values(mark)
             for mask in _each_once(masks):
-                if values is None or mask.summary.shape[-1] != mark.summary.shape[1]:
+                tokens = mark.summary.shape[1]
+                if values is None or mask.summary.shape[-1] < tokens:
                     continue
-                hides = self._values(mask)
+                seen = self._values(mask)
+                hides = None if seen is None else _hiding(seen)[..., :tokens]
                 for blank in (values == 0, values != 0):
-                    if hides is not None and _is_hidden(blank, _hiding(hides)):
-                        fed = min(hides.shape[-2], hides.shape[-1])
-                        rows, tokens = blank.shape
-                        return Blanks(rows, tokens, fed, bytes(blank.flatten().tolist()))
+                    if hides is not None and _are_blank(blank, hides, begun):
+                        fed = min(hides.shape[-2], tokens)
+                        return Blanks(len(blank), tokens, fed, bytes(blank.flatten().tolist()))
         return None
 
     def _values(self, record: Record) -> torch.Tensor | None:
@@ -162,24 +164,38 @@ def _hiding(mask: torch.Tensor) -> torch.Tensor:
     return ~mask if mask.dtype == torch.bool else is_surely_masked(mask)
 
 
-def _is_hidden(blank: torch.Tensor, hides: torch.Tensor) -> bool:
-    """Tell whether a mask hides blank places [rows, tokens] from all tokens, and because of that.
+def _are_blank(blank: torch.Tensor, hides: torch.Tensor, begun: Blanks | None) -> bool:
+    """Tell whether a mask shows that no tokens are at some places [rows, tokens].
 
-    ``hides``: bool [rows, (heads,) queries, tokens]. Each token sees some other one. A blank place
-    is hidden from itself or from what comes after it, so that it isn't the order alone that hides.
+    ``hides``: bool [rows, (heads,) queries, tokens]. ``begun``: of a later step, the blank places
+    of the prompt, which are the same.
     """
     rows, tokens = blank.shape
     queries = hides.shape[-2]
-    if hides.shape[0] % rows or queries > tokens:
+    if hides.shape[0] % rows or queries > tokens or not bool(blank.any()):
         return False
     hides = hides.reshape(rows, -1, queries, tokens)
-    at = torch.arange(tokens - queries, tokens)
-    for row in torch.nonzero(blank.any(1)).flatten().tolist():
-        none, seen = blank[row], hides[row]
-        asks = ~none[at] if queries > 1 else torch.ones(1, dtype=torch.bool)
-        before = at[:, None] >= torch.arange(tokens)[None]
-        hidden = seen[:, asks][..., none].all() & (~seen[:, asks]).any(-1).all()
-        because = (seen.all(0) & before).any(0)[none].all()
-        if not bool(asks.any()) or not bool(hidden & because):
-            return False
-    return True
+    if queries == tokens:
+        return all(_is_of_none(*each) for each in zip(blank, hides, strict=True))
+    if begun is None or begun.rows != rows or begun.tokens > tokens - queries:
+        return False
+    same = torch.equal(blank[:, : begun.tokens], begun.places)
+    rest = bool(blank[:, begun.tokens :].any())
+    return same and not rest and bool(hides.movedim(-1, 1)[blank].all())
+
+
+def _is_of_none(blank: torch.Tensor, hides: torch.Tensor) -> bool:
+    """Tell whether no token uses some places, nor is anything used there; bool[tokens].
+
+    ``hides``: bool [heads, tokens, tokens]. All tokens hide the places, and each sees some other
+    one. The places see nothing, or all: what else would a program make of a row that it hides as a
+    whole? Each is hidden from itself or from what follows, else it is order that hides it.
+    """
+    tokens = ~blank
+    hidden = hides[:, tokens][..., blank].all() & (~hides[:, tokens]).any(-1).all()
+    own = hides[:, blank]
+    none = own.all(-1) | ~own.any(-1)
+    behind = (hides.all(0).tril()).any(0)[blank]
+    if not bool(blank.any()):
+        return True
+    return bool(tokens.any()) and bool(hidden & none.all() & behind.all())
