@@ -367,3 +367,35 @@ def test_a_mask_is_no_state():
     found = of_tokens(golden, mine, blanks_of(blank), False)
     assert found is not None
     assert not found.are_states
+
+
+class Head(nn.Module):
+    """Takes one figure of each row: that of its last place, or the mean of its tokens."""
+
+    def __init__(self, decoder, wrong, last):
+        super().__init__()
+        self.decoder, self.score, self.last = decoder, nn.Linear(SIZE, 3), last
+        nn.init.normal_(self.score.weight, generator=torch.Generator().manual_seed(0))
+        nn.init.zeros_(self.score.bias)
+        if wrong:
+            self.score.weight.data[1] *= 1.5
+
+    def forward(self, ids, marks):
+        x = self.decoder(ids, marks)
+        return self.score(x[:, -1] if self.last else mean_of_tokens(x, marks))
+
+
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("mode", ["module", "module+api"])
+def test_a_wrong_head_behind_padded_states_is_to_blame(mode, last):
+    ids, runs = torch.arange(3 * TOKENS).view(3, TOKENS) * 7 % 50, []
+    for name, attend in (("golden", even), ("mine", fused)):
+        model = Head(Decoder(states), attend is fused, last).eval()
+        for layer in model.decoder.layers:
+            layer.attention.attend = attend
+        with ld.dump(model, name=name, mode=mode) as run, torch.no_grad():
+            model(ids, LEFT)
+        runs.append(run)
+    report = compared(*runs)
+    assert report.verdict == "diverged"
+    assert report.findings[0].path.startswith("score")

@@ -347,8 +347,12 @@ class _Pairing:
         if is_floating(a.summary.dtype) != is_floating(b.summary.dtype):
             return self._layouts.unrelated(a, b)
         if a.summary.numel != b.summary.numel:  # it may be called on some of the rows
-            return self._layouts.is_guess(a, b)
+            return self._is_guess(a, b)
         return a.summary.shape != b.summary.shape and self._layouts.fit(a, b) is None
+
+    def _is_guess(self, golden: Record, mine: Record) -> bool:
+        """Tell whether nothing says how one tensor lies in the other, nor that batches differ."""
+        return not self._relaid and self._layouts.is_guess(golden, mine)
 
     def _tensors(
         self, golden: RecordedCall, mine: RecordedCall, why: str, replaced: bool = False
@@ -362,7 +366,7 @@ class _Pairing:
         part &= a is not None and b is not None and a.numel != b.numel
         for left, right, remark in match_tensors(golden, mine, self._names, replaced, sure):
             summand = left.site.role == "output" and (golden.path, mine.path) in self._summands
-            if summand or (part and self._layouts.is_guess(left, right)):
+            if summand or (part and self._is_guess(left, right)):
                 continue
             if not (written_anew and self._belongs_elsewhere(left, right)):
                 self._add(left, right, f"{why}; {remark}" if remark else why)
@@ -415,7 +419,7 @@ class _Pairing:
         pairs = [pair for r in self._now[0] for pair in self._pairs.get(r.id, ())]
         for matches, why in self._by_place:
             for one, other in matches.match(self._now, pairs):
-                if why == RESULT or not self._layouts.is_guess(one, other):
+                if why == RESULT or not self._is_guess(one, other):
                     self._add(one, other, why)
 
     @functools.cached_property

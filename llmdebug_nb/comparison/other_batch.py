@@ -6,48 +6,48 @@ batch. What is made of these is judged where rows and tokens show again.
 
 from __future__ import annotations
 
+from llmdebug_nb.comparison.followed import Followed
 from llmdebug_nb.core.findings import Pair
-from llmdebug_nb.core.records import CallKey
 
 
 class OfAllBatch:
     """Follows such tensors through the calls, in execution order."""
 
     def __init__(self) -> None:
-        self._calls: set[CallKey] = set()  # that were given one, or rows in other places
-        self._contents: set[object] = set()
-        self._made: set[tuple[int, int]] = set()  # ids of outputs that agree, or are such tensors
+        self._whole, self._moved = Followed(), Followed()
+        self._apart: set[tuple[int | None, int | None]] = set()  # ids of outputs that diverged
 
     def agree(self, pair: Pair) -> None:
-        """Take note of a pair that has not diverged."""
-        self._made_by(pair)
-        if pair.fit is not None and pair.fit.shared and pair.either.site.role == "input":
-            self._calls.add(pair.either.site.key)
+        """Take note of a pair that has not diverged: its rows may lie in other places."""
+        if pair.fit is not None and pair.fit.shared:
+            self._moved.add(pair)
 
-    def _made_by(self, pair: Pair) -> None:
+    def differ(self, pair: Pair) -> None:
+        """Take note of a pair that has diverged."""
         if pair.golden is not None and pair.mine is not None and pair.either.site.role == "output":
-            self._made.add((pair.golden.id, pair.mine.id))
+            self._apart.add((pair.golden.id, pair.mine.id))
 
     def add(self, pair: Pair) -> None:
         """Take note of a pair that can't be compared."""
         if pair.other_batch:
-            self._contents.add(pair.content)
-            self._made_by(pair)
-            if pair.either.site.role == "input":
-                self._calls.add(pair.either.site.key)
+            self._whole.add(pair)
 
     def holds(self, pair: Pair) -> bool:
         """Tell whether a pair that differs is made of such tensors, and note it.
 
-        Or it is a view of what agrees in which rows and tokens no longer show.
+        Or it is a view of what has not diverged in which rows and tokens no longer show.
         """
         golden, mine = pair.golden, pair.mine
         if not pair.other_batch or golden is None or mine is None:
             return False
-        known = pair.content is not None and pair.content in self._contents
-        viewed = (golden.producer, mine.producer) in self._made
-        made = golden.site.role == "output" and golden.site.key in self._calls
-        if known or viewed or made:
+        kinds = self._whole, self._moved
+        if golden.site.role == "output":
+            made = any(kind.are_given_to(golden.site) for kind in kinds)
+        elif golden.producer is not None and mine.producer is not None:
+            made = (golden.producer, mine.producer) not in self._apart
+        else:
+            made = any(kind.are_viewed(golden, mine) for kind in kinds)
+        made = made or self._whole.hold(pair)
+        if made:
             self.add(pair)
-            return True
-        return False
+        return made

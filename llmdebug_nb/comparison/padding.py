@@ -13,11 +13,10 @@ from dataclasses import replace
 import torch
 
 from llmdebug_nb.comparison import metrics
+from llmdebug_nb.comparison.followed import Followed
 from llmdebug_nb.comparison.measured import Measured, OfTokens
-from llmdebug_nb.core.findings import Difference, Pair
+from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.kernels.padding import Blanks, Reading
-from llmdebug_nb.core.paths import ancestors
-from llmdebug_nb.core.records import CallKey, Site
 
 NO_TOKEN = "differs only where the batch has no token (padding)"
 MIXED = "not comparable: it is made of all places of a batch, also of those without a token"
@@ -81,17 +80,16 @@ class Unasked:
 
     def __init__(self, counts: bool = False) -> None:
         self._counts = counts
-        self._calls: set[CallKey] = set()  # with an input that differs so, or is mixed
-        self._contents: set[object] = set()
-        self._mixed: set[object] = set()  # contents
-        self._made: set[tuple[int | None, int | None]] = set()  # ids of outputs of either kind
+        self._at_blanks, self._mixed = Followed(), Followed()
 
     def readings(self, m: Measured) -> Iterator[Measured]:
         """Yield a pair as it is measured without blank places, where that is allowed."""
         found = m.of_tokens
         if found is None or found.first is None or self._counts:
             return
-        follows = m.pair.either.site.key in self._calls or _contents(m.pair) in self._contents
+        site = m.pair.either.site
+        given = self._at_blanks.are_given_to(site) or self._mixed.are_given_to(site)
+        follows = given or self._at_blanks.hold(m.pair)
         if found.are_states or follows:
             yield replace(m, metrics=found.first)
         if follows:
@@ -100,44 +98,25 @@ class Unasked:
     def agrees(self, m: Measured) -> None:
         """Take note of a pair that is within noise at tokens; elsewhere it may differ."""
         if m.of_tokens is not None and m.of_tokens.first is not None:
-            self._add(m.pair, self._contents)
-        elif m.error:
-            self.is_mixed(m)  # integers are made of it that do not agree
+            self._at_blanks.add(m.pair)
+        elif m.error and self._is_made_of(m, self._mixed):
+            self._mixed.add(m.pair)  # counts may agree within noise: what is made of them does not
 
     def is_mixed(self, m: Measured) -> bool:
         """Tell whether a pair that differs is made of all places at once, and note it.
 
         So are tokens that are sorted by their experts. Rows and tokens show in none of its axes.
         """
+        mixed = self._is_made_of(m, self._mixed) or self._is_made_of(m, self._at_blanks)
+        if mixed:
+            self._mixed.add(m.pair)
+        return mixed
+
+    def _is_made_of(self, m: Measured, tensors: Followed) -> bool:
         golden, mine = m.pair.golden, m.pair.mine
         at_tokens = m.of_tokens is not None or (m.pair.fit is not None and m.pair.fit.shared)
         if self._counts or at_tokens or m.certain or golden is None or mine is None:
             return False
         if golden.site.role == "output":
-            mixed = golden.site.key in self._calls
-        else:
-            made = golden.producer, mine.producer
-            mixed = made in self._made or _contents(m.pair) in self._mixed
-            mixed = mixed or (golden.producer is None and self._is_inside(golden.site))
-        if mixed:
-            self._add(m.pair, self._mixed)
-        return mixed
-
-    def _is_inside(self, site: Site) -> bool:
-        """Tell whether a module around a call is given such a tensor, and makes what is unknown."""
-        where = site.key
-        return any(where._replace(path=path) in self._calls for path in ancestors(site.path))
-
-    def _add(self, pair: Pair, contents: set[object]) -> None:
-        site = pair.either.site
-        contents.add(_contents(pair))
-        if site.role == "input":
-            self._calls.add(site.key)
-        elif pair.golden is not None and pair.mine is not None:
-            self._made.add((pair.golden.id, pair.mine.id))
-
-
-def _contents(pair: Pair) -> object:
-    """Return what both tensors hold, in any step: caches hold the states of steps before."""
-    prints = [r and r.summary.fingerprint for r in (pair.golden, pair.mine)]
-    return tuple(prints) if all(prints) else pair
+            return tensors.are_given_to(golden.site)
+        return tensors.hold(m.pair) or tensors.are_viewed(golden, mine)

@@ -1,0 +1,49 @@
+"""Tensors of one kind, as they go through the calls of two programs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmdebug_nb.core.findings import Pair
+from llmdebug_nb.core.paths import ancestors, is_operator
+from llmdebug_nb.core.records import CallKey, Record, Site
+
+
+class Followed:
+    """What such pairs of tensors hold, who takes them, and which outputs they are."""
+
+    def __init__(self) -> None:
+        self._calls: set[CallKey] = set()
+        self._contents: set[object] = set()
+        self._made: set[tuple[int | None, int | None]] = set()  # ids of outputs
+
+    def add(self, pair: Pair) -> None:
+        self._contents.add(_contents(pair))
+        if pair.either.site.role == "input":
+            self._calls.add(pair.either.site.key)
+        elif pair.golden is not None and pair.mine is not None:
+            self._made.add((pair.golden.id, pair.mine.id))
+
+    def are_given_to(self, site: Site) -> bool:
+        """Tell whether a call takes one."""
+        return site.key in self._calls
+
+    def hold(self, pair: Pair) -> bool:
+        """Tell whether a pair is one that was seen before, in any step."""
+        return _contents(pair) in self._contents
+
+    def are_viewed(self, golden: Record, mine: Record) -> bool:
+        """Tell whether two tensors are views of one, or made of it by code that was not seen.
+
+        A module inside one that takes such a tensor may be given what is made of it.
+        """
+        if golden.producer is not None or is_operator(golden.site.path):
+            return (golden.producer, mine.producer) in self._made
+        calls = (replace(golden.site, path=path, call=0) for path in ancestors(golden.site.path))
+        return any(map(self.are_given_to, calls))
+
+
+def _contents(pair: Pair) -> object:
+    """Return what both tensors hold, in any step: caches hold the states of steps before."""
+    prints = [r and r.summary.fingerprint for r in (pair.golden, pair.mine)]
+    return tuple(prints) if all(prints) else pair
