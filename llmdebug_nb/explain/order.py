@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.dtypes import epsilon, is_floating
+from llmdebug_nb.core.dtypes import is_floating
+from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.kernels.relative import ratio
 from llmdebug_nb.explain.operators import CannotReplay
@@ -44,7 +45,7 @@ def reordered(
 def holds_the_same(row: Difference, runs: Runs) -> bool:
     """Tell whether mine's tensor has golden's values, in another order. False without values.
 
-    As they lie they are much further apart than in the order of their size.
+    In the order of their size they are within noise, and as they lie much further apart.
     """
     golden, mine = row.pair.golden, row.pair.mine
     if golden is None or mine is None or golden.summary.numel != mine.summary.numel:
@@ -54,15 +55,13 @@ def holds_the_same(row: Difference, runs: Runs) -> bool:
         return False
     try:
         values = [runs.golden.load(golden), runs.mine.load(mine)]
-    except CannotReplay:
+    except (CannotReplay, CorruptDumpError):
         return False
     if any(x.is_complex() for x in values):
         return False
     g, m = (x.flatten().double().sort().values for x in values)
-    eps = max(epsilon(record.summary.dtype) for record in (golden, mine)) if all(floating) else 0.0
     apart = ratio(float((m - g).norm()), float(g.norm()))
-    limit = max(row.limit or 0.0, constants.OPERATORS_EPSILONS * eps)
-    return apart <= limit and apart * constants.LAYOUT_TIE < (row.error or 0.0)
+    return apart <= (row.limit or 0.0) and apart * constants.LAYOUT_TIE < (row.error or 0.0)
 
 
 def _sorts(row: Difference) -> bool:
