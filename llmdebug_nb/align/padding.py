@@ -32,14 +32,14 @@ class AtTokens:
     def __init__(self, sides: Sides, load: tuple[Load, Load] | None) -> None:
         self.sides, self.load = sides, load
         self._given: tuple[dict[int, Record], ...] = ({}, {})  # by id, of those that changed
-        ranks = [{record.site.rank for record in own} for own in sides]
-        if load is None or ranks[0] != ranks[1]:
+        if load is None:
             return
-        self._read, self._maps = load, BatchMaps(sides, load)
         self._padding = Padding(load[0])
         for record in sides[0]:
             self._padding.add(record)
-        if self._padding.is_known:
+        ranks = ({record.site.rank for record in own} for own in sides)
+        if self._padding.is_known and next(ranks) == next(ranks):
+            self._read, self._maps = load, BatchMaps(sides, load)
             golden, mine = ([self._shown(r, side) for r in own] for side, own in enumerate(sides))
             self.sides, self.load = (golden, mine), (partial(self._load, 0), partial(self._load, 1))
 

@@ -17,6 +17,10 @@ class Followed:
         self._contents: set[object] = set()
         self._made: set[tuple[int | None, int | None]] = set()  # ids of outputs
 
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self._contents)
+
     def add(self, pair: Pair) -> None:
         self._contents.add(_contents(pair))
         if pair.either.site.role == "input":

@@ -239,8 +239,10 @@ class _Judge:
         if row.verdict == "diverged" and self._unknown.holds(m.pair):
             self._noise.add_unpaired(site, eps, shape)
             return self._row(m, UNMATCHED, None, None, {}, OTHER_BATCH)
-        note = self._unknown.differ if row.verdict == "diverged" else self._unknown.agree
-        note(m.pair)
+        if row.verdict == "diverged":
+            self._unknown.differ(m.pair)
+        elif m.pair.fit is not None:
+            self._unknown.agree(m.pair)
         if not m.pair.at_its_place and row.verdict == "diverged":
             if m.is_at_its_place:
                 self._noise.add_unpaired(site, eps, shape)

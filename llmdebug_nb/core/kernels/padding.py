@@ -97,11 +97,10 @@ class Padding:
         s, shape = record.summary, record.summary.shape
         if record.payload is None or record.kept is not None or s.min == s.max:
             return
-        step = _step(record.site)
-        if len(shape) == 2 and (s.min, s.max) == (0, 1) and not is_floating(s.dtype):
-            self._marks[step].append(record)
-        elif len(shape) in (3, 4) and (s.dtype == "bool" or (is_floating(s.dtype) and may_hide(s))):
-            self._masks[step].append(record)
+        if s.min == 0 and s.max == 1 and len(shape) == 2 and not is_floating(s.dtype):
+            self._marks[_step(record.site)].append(record)
+        elif len(shape) in (3, 4) and (s.dtype == "bool" or (may_hide(s) and is_floating(s.dtype))):
+            self._masks[_step(record.site)].append(record)
 
     @property
     def is_known(self) -> bool:
@@ -111,7 +110,7 @@ class Padding:
 
     def of(self, site: Site) -> Blanks | None:
         """Return the blank places of a step, as far as its records are known."""
-        return self._of(_step(site))
+        return self._of(_step(site)) if self._marks else None
 
     def _of(self, step: _Step) -> Blanks | None:
         marks, masks = self._marks.get(step), self._masks.get(step)
