@@ -15,6 +15,7 @@ import torch
 from llmdebug_nb.comparison import metrics
 from llmdebug_nb.comparison.followed import Followed
 from llmdebug_nb.comparison.measured import Measured, OfTokens
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.kernels.padding import Blanks, Reading
 
@@ -32,15 +33,17 @@ def of_tokens(
     golden: torch.Tensor, mine: torch.Tensor, blanks: Blanks, logits: bool
 ) -> OfTokens | None:
     """Return what two tensors of one shape differ by at tokens; None if no axis has these."""
-    shape, apart = tuple(golden.shape), _apart(golden, mine)
+    shape = tuple(golden.shape)
     best, least = None, (math.inf, math.inf)
     for reading in blanks.readings(shape):
         blank = (reading.blank(axes, shape) for axes in _axes(reading))
-        whole, first = (float(apart.masked_fill(places, 0).sum()) for places in blank)
+        whole, first = (_apart(golden, mine, places) for places in blank)
         if (whole, first) < least:
             best, least = reading, (whole, first)
-    if best is None or least[0] >= float(apart.sum()):
-        return None if best is None else OfTokens()
+    if best is None:
+        return None
+    if least[0] >= _apart(golden, mine, torch.zeros(1, dtype=torch.bool).expand(shape)):
+        return OfTokens()
     whole_of, first_of = (
         _compared(golden, mine, best.blank(axes, shape), logits) for axes in _axes(best)
     )
@@ -58,11 +61,20 @@ def _has_two_values(x: torch.Tensor) -> bool:
     return not x.numel() or bool(((x == x.amin()) | (x == x.amax())).all())
 
 
-def _apart(golden: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
-    """Return how far elements are apart, float64; what only one of them has no number for, far."""
+def _apart(golden: torch.Tensor, mine: torch.Tensor, blank: torch.Tensor) -> float:
+    """Return the sum of the distances of elements that are not at blank places.
+
+    What only one of two elements has no number for is far.
+    """
+    rows = max(1, constants.CHUNK * len(golden) // max(golden.numel(), 1))  # not all at once
+    parts = (torch.split(x, rows) for x in (golden, mine, blank))
+    return sum(_distance(*each) for each in zip(*parts, strict=True))
+
+
+def _distance(golden: torch.Tensor, mine: torch.Tensor, blank: torch.Tensor) -> float:
     gap = (golden.double() - mine.double()).abs().nan_to_num(nan=torch.inf)
-    same = (golden == mine) | (golden.isnan() & mine.isnan())
-    return gap.clamp(max=torch.finfo(torch.float32).max).masked_fill(same, 0)
+    same = (golden == mine) | (golden.isnan() & mine.isnan()) | blank
+    return float(gap.clamp(max=torch.finfo(torch.float32).max).masked_fill(same, 0).sum())
 
 
 def _compared(

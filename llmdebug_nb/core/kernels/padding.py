@@ -71,7 +71,7 @@ class Reading:
 
     def blank(self, axes: tuple[int, ...], shape: Shape) -> torch.Tensor:
         """Return where elements belong to a place, along any of some axes of tokens; bool."""
-        found = torch.zeros(shape, dtype=torch.bool)
+        found = torch.zeros((), dtype=torch.bool)
         for axis in axes:
             sizes = [1] * len(shape)
             sizes[axis] = shape[axis]
@@ -79,8 +79,8 @@ class Reading:
             if self.batch is not None:
                 sizes[self.batch] = shape[self.batch]
                 places = places if self.batch < axis else places.T
-            found |= places.reshape(sizes)
-        return found
+            found = found | places.reshape(sizes)
+        return found.expand(shape)
 
 
 class Padding:
