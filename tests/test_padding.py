@@ -15,7 +15,9 @@ from torch import nn
 
 import llmdebug_nb as ld
 from llmdebug_nb.comparison.padding import NO_TOKEN, of_tokens
-from llmdebug_nb.core.kernels.padding import Blanks, _are_blank
+from llmdebug_nb.core.kernels.padding import Blanks, Padding, _are_blank
+from llmdebug_nb.core.kernels.summary import summarize
+from llmdebug_nb.core.records import Record, Site
 
 SIZE, HEADS, TOKENS = 32, 4, 7
 LEFT = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1]])
@@ -155,7 +157,8 @@ def test_as_many_tokens_as_heads_or_channels_are_no_alarm(tokens):
 def test_other_positions_of_padding_are_no_other_positions():
     report = compared(recorded_at("golden", even, 9, 0), recorded_at("mine", even, 9, 1))
     assert report.verdict == "within_noise"
-    assert any(d.pair.golden.summary.dtype == "int64" for d in report.differences if d.reason)
+    told = [d.pair.golden.summary.dtype for d in report.differences if d.reason == NO_TOKEN]
+    assert "int64" in told
 
 
 @pytest.mark.parametrize("pool", [states, mean_of_tokens])
@@ -399,3 +402,68 @@ def test_a_wrong_head_behind_padded_states_is_to_blame(mode, last):
     report = compared(*runs)
     assert report.verdict == "diverged"
     assert report.findings[0].path.startswith("score")
+
+
+DTYPES = [
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16, torch.float64,
+    torch.int8, torch.uint8, torch.uint16, torch.int64,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_states_of_any_dtype_are_told_from_padding(dtype):
+    blank = places([2, 0])
+    draw = torch.Generator().manual_seed(0)
+    golden = torch.randint(1, 9, (2, TOKENS, 8), generator=draw).to(dtype)
+    changed = golden.to(torch.float64, copy=True)
+    changed[0, :2] += 1
+    found = of_tokens(golden, changed.to(dtype), blanks_of(blank), False)
+    assert found.are_states
+    assert not found.first["relative_euclidean_distance"]
+    changed[1, 3] += 2
+    found = of_tokens(golden, changed.to(dtype), blanks_of(blank), False)
+    assert found.first["relative_euclidean_distance"] > 0.05
+
+
+class Narrow(nn.Module):
+    """Rounds what a decoder gives, as quantised activations are, and goes on."""
+
+    def __init__(self, attend, dtype):
+        super().__init__()
+        self.decoder, self.dtype = Decoder(states), dtype
+        for layer in self.decoder.layers:
+            layer.attention.attend = attend
+
+    def forward(self, ids, marks):
+        rounded = self.decoder(ids, marks).to(self.dtype)
+        return torch.mul(rounded.to(torch.float32), 2.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16])
+def test_a_padded_program_with_narrow_tensors_is_compared(dtype):
+    ids, runs = torch.arange(3 * TOKENS).view(3, TOKENS) * 7 % 50, []
+    for name, attend in (("golden", even), ("mine", fused)):
+        model = Narrow(attend, dtype).eval()
+        with ld.dump(model, name=name, mode=("module", "api")) as run, torch.no_grad():
+            model(ids, LEFT)
+        runs.append(run)
+    report = compared(*runs)
+    assert report.verdict == "within_noise"
+    assert any(d.reason == NO_TOKEN for d in report.differences)
+
+
+@pytest.mark.parametrize("values", [torch.zeros(3), torch.zeros(2, 9), torch.zeros(0, 0, 0)])
+def test_a_dump_whose_marks_have_another_shape_than_it_says_knows_no_padding(values):
+    def site(slot):
+        return Site("", 0, 0, "forward", "input", slot)
+
+    marks = Record(1, site("marks"), 1, "", summarize(LEFT), payload="a")
+    mask = hidden_by(LEFT == 0).float() * -1e9
+    hides = Record(2, site("mask"), 2, "", summarize(mask), payload="b")
+    found = Padding(lambda record: LEFT if record is marks else mask)
+    wrong = Padding(lambda record: values if record is marks else mask)
+    for padding in (found, wrong):
+        padding.add(marks)
+        padding.add(hides)
+    assert torch.equal(found.of(site("marks")).places, LEFT == 0)
+    assert wrong.of(site("marks")) is None

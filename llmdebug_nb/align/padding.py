@@ -16,7 +16,7 @@ from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.masks import is_added
-from llmdebug_nb.core.kernels.padding import Blanks, Padding
+from llmdebug_nb.core.kernels.padding import Blanks, Padding, zeroed
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record
 
@@ -74,7 +74,7 @@ class AtTokens:
         reading = next(blanks.readings(tuple(values.shape)), None) if blanks is not None else None
         if reading is None:
             return values
-        return values.masked_fill(reading.blank(reading.axes, tuple(values.shape)), 0)
+        return zeroed(values, reading.blank(reading.axes, tuple(values.shape)))
 
     def _blanks(self, record: Record) -> Blanks | None:
         """Return the blank places of a tensor's step, if it may hold states there."""

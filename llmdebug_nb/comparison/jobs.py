@@ -137,11 +137,12 @@ def _compared(
     of_user = custom.measure(g, m, job.golden.site)
     if floating and job.golden.site.role == "grad":
         of_user = {TURNED: shown(*turned(g, m)), **of_user}
+    found = metrics.compare(g, m, job.logits) | of_grain | of_user
     at_tokens = None
     numbers = floating or not any(x.is_floating_point() or x.is_complex() for x in (g, m))
     if job.blanks is not None and numbers and g.shape == m.shape:
         at_tokens = of_tokens(g, m, job.blanks, job.logits)
-    return metrics.compare(g, m, job.logits) | of_grain | of_user, remark, at_tokens
+    return found, remark, at_tokens
 
 
 def _bytes(record: Record) -> int:

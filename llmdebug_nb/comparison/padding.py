@@ -17,7 +17,7 @@ from llmdebug_nb.comparison.followed import Followed
 from llmdebug_nb.comparison.measured import Measured, OfTokens
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import Difference
-from llmdebug_nb.core.kernels.padding import Blanks, Reading
+from llmdebug_nb.core.kernels.padding import Blanks, Reading, zeroed
 
 NO_TOKEN = "differs only where the batch has no token (padding)"
 MIXED = "not comparable: it is made of all places of a batch, also of those without a token"
@@ -58,6 +58,7 @@ def _axes(reading: Reading) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _has_two_values(x: torch.Tensor) -> bool:
     """Tell whether a tensor holds two values at most, as masks do, and states do not."""
+    x = x.float() if x.is_floating_point() else x.double()  # of every dtype, these have an order
     return not x.numel() or bool(((x == x.amin()) | (x == x.amax())).all())
 
 
@@ -80,7 +81,7 @@ def _distance(golden: torch.Tensor, mine: torch.Tensor, blank: torch.Tensor) -> 
 def _compared(
     golden: torch.Tensor, mine: torch.Tensor, blank: torch.Tensor, logits: bool
 ) -> metrics.Metrics:
-    return metrics.compare(golden.masked_fill(blank, 0), mine.masked_fill(blank, 0), logits)
+    return metrics.compare(zeroed(golden, blank), zeroed(mine, blank), logits)
 
 
 class Unasked:

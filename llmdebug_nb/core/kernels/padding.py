@@ -22,6 +22,7 @@ from llmdebug_nb.core.records import Record, Site
 Load = Callable[[Record], torch.Tensor]
 Shape = tuple[int, ...]
 _Step = tuple[int, int, int]  # rank, generation, step
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the size of elements
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,12 @@ class Reading:
         return found.expand(shape)
 
 
+def zeroed(x: torch.Tensor, blank: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of any dtype with zero bits at some places (bool): torch fills not all."""
+    bits = x.view(_BITS[x.element_size()])
+    return bits.masked_fill(blank, 0).view(x.dtype)
+
+
 class Padding:
     """Finds the blank places of each step in golden's records."""
 
@@ -141,9 +148,10 @@ class Padding:
 
     def _values(self, record: Record) -> torch.Tensor | None:
         try:
-            return self._load(record)
+            values = self._load(record)
         except (CorruptDumpError, TensorLookupError):
             return None
+        return values if tuple(values.shape) == record.summary.shape else None
 
 
 def _step(site: Site) -> _Step:
@@ -190,11 +198,11 @@ def _is_of_none(blank: torch.Tensor, hides: torch.Tensor) -> bool:
     one. The places see nothing, or all: what else would a program make of a row that it hides as a
     whole? Each is hidden from itself or from what follows, else it is order that hides it.
     """
+    if not bool(blank.any()):
+        return True
     tokens = ~blank
     hidden = hides[:, tokens][..., blank].all() & (~hides[:, tokens]).any(-1).all()
     own = hides[:, blank]
     none = own.all(-1) | ~own.any(-1)
-    behind = (hides.all(0).tril()).any(0)[blank]
-    if not bool(blank.any()):
-        return True
+    behind = hides.all(0).tril().any(0)[blank]
     return bool(tokens.any()) and bool(hidden & none.all() & behind.all())
