@@ -45,10 +45,25 @@ def test_padding_before_an_eager_attention_does_not_diverge_in_any_step(mode):
         assert {d.verdict for d in masks if d.site.path == "model.layers.0"} <= AGREED
 
 
+def _gptj(attn_implementation="eager"):
+    """Return a model whose scores take the cache as it is: it repeats no heads."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPTJConfig(
+        n_layer=2, n_embd=48, n_head=4, rotary_dim=4, n_positions=64, vocab_size=100,
+        initializer_range=0.3, bos_token_id=1, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.GPTJForCausalLM._from_config(
+        config, attn_implementation=attn_implementation
+    )
+    return model.eval()
+
+
+@pytest.mark.parametrize("build", [llama, _gptj])
 @pytest.mark.parametrize("other", ["eager", "sdpa"])
 @pytest.mark.parametrize("pad", [0, PAD])
-def test_a_cache_of_fixed_length_agrees_with_one_that_grows(pad, other):
-    model, ids = llama(attn_implementation="eager"), prompt(batch=2)
+def test_a_cache_of_fixed_length_agrees_with_one_that_grows(pad, other, build):
+    model, ids = build(attn_implementation="eager"), prompt(batch=2) % 90 + 3
     mask = torch.ones_like(ids)
     mask[0, :pad] = 0
     golden = _generated("golden", model, ids, "module+api", attention_mask=mask)

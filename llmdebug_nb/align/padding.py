@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 import torch
 
@@ -16,7 +17,7 @@ from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.masks import is_added
-from llmdebug_nb.core.kernels.padding import Blanks, Padding, zeroed
+from llmdebug_nb.core.kernels.padding import Blanks, Padding, may_be_mask, zeroed
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record
 
@@ -40,6 +41,10 @@ class AtTokens:
         ranks = ({record.site.rank for record in own} for own in sides)
         if self._padding.is_known and next(ranks) == next(ranks):
             self._read, self._maps = load, BatchMaps(sides, load)
+            self._longest: dict[tuple[int, int], int] = {}  # mask, by generation and step
+            for record in filter(lambda r: may_be_mask(r.summary), chain(*sides)):
+                step, length = (record.site.generation, record.site.step), record.summary.shape[-1]
+                self._longest[step] = max(length, self._longest.get(step, 0))
             golden, mine = ([self._shown(r, side) for r in own] for side, own in enumerate(sides))
             self.sides, self.load = (golden, mine), (partial(self._load, 0), partial(self._load, 1))
 
@@ -70,11 +75,15 @@ class AtTokens:
 
     def _load(self, side: int, record: Record) -> torch.Tensor:
         values = self._read[side](record)
-        blanks = self._blanks(record)
-        reading = next(blanks.readings(tuple(values.shape)), None) if blanks is not None else None
-        if reading is None:
+        blanks, shape = self._blanks(record), tuple(values.shape)
+        if blanks is None:
             return values
-        return zeroed(values, reading.blank(reading.axes, tuple(values.shape)))
+        readings = blanks.readings(shape)
+        longest = self._longest.get((record.site.generation, record.site.step), 0)
+        if longest > blanks.tokens:  # one of the runs has a cache of fixed length
+            readings = chain(readings, blanks.up_to(longest).readings(shape))
+        reading = next(readings, None)
+        return values if reading is None else zeroed(values, reading.blank(reading.axes, shape))
 
     def _blanks(self, record: Record) -> Blanks | None:
         """Return the blank places of a tensor's step, if it may hold states there."""

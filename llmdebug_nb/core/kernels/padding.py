@@ -17,7 +17,7 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.kernels.masks import is_surely_masked, may_hide
-from llmdebug_nb.core.records import Record, Site
+from llmdebug_nb.core.records import Record, Site, Summary
 
 Load = Callable[[Record], torch.Tensor]
 Shape = tuple[int, ...]
@@ -40,6 +40,11 @@ class Blanks:
     @functools.cached_property
     def places(self) -> torch.Tensor:
         return torch.tensor(list(self.flat), dtype=torch.bool).view(self.rows, self.tokens)
+
+    def up_to(self, length: int) -> Blanks:
+        """Return the same places of rows that are longer, as those of a cache of fixed length."""
+        longer = torch.nn.functional.pad(self.places, (0, length - self.tokens))
+        return Blanks(self.rows, length, length, bytes(longer.flatten().tolist()))
 
     def readings(self, shape: Shape) -> Iterator[Reading]:
         """Yield the ways to see rows and tokens in a shape; flat ones only if there is no other."""
@@ -106,7 +111,7 @@ class Padding:
             return
         if s.min == 0 and s.max == 1 and len(shape) == 2 and not is_floating(s.dtype):
             self._marks[_step(record.site)].append(record)
-        elif len(shape) in (3, 4) and (s.dtype == "bool" or (may_hide(s) and is_floating(s.dtype))):
+        elif may_be_mask(s):
             self._masks[_step(record.site)].append(record)
 
     @property
@@ -152,6 +157,12 @@ class Padding:
         except (CorruptDumpError, TensorLookupError):
             return None
         return values if tuple(values.shape) == record.summary.shape else None
+
+
+def may_be_mask(s: Summary) -> bool:
+    """Tell by the statistics whether a tensor may be a mask of scores, or masked scores."""
+    hides = s.dtype == "bool" or (may_hide(s) and is_floating(s.dtype))
+    return hides and len(s.shape) in (3, 4)
 
 
 def _step(site: Site) -> _Step:
