@@ -213,11 +213,11 @@ def test_an_interrupt_in_the_middle_of_a_hook_leaves_the_row_whole(monkeypatch):
 
     payload, calls = Writer.payload, []
 
-    def interrupted(self, row, data):
+    def interrupted(self, *args):
         calls.append(1)
         if len(calls) == 3:
             interrupt()
-        payload(self, row, data)
+        payload(self, *args)
 
     monkeypatch.setattr(Writer, "payload", interrupted)
     model = small()

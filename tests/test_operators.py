@@ -561,6 +561,7 @@ def test_calls_are_chosen_by_full_name_and_by_scope():
         ),
         ({"mode": "api", "scope": "Functional.silu.9,Functional.silu.10"}, "scope .* matches none"),
         ({"overflow": 0}, "no call overflowed"),
+        ({"overflow": 0, "stats_only": True}, "no call overflowed"),
     ],
 )
 def test_a_selection_that_matches_nothing_is_explained(options, message):

@@ -44,7 +44,7 @@ def record(place: Path, tensors, close=True, **options):
         )
     if close:
         made.end_call([RootCall(0)])
-        sink.close({"complete": True, "lost": dict(made.lost)})
+        sink.close({"complete": True, "lost": dict(made.values.lost)})
     return reader.native(folder), made
 
 
@@ -161,7 +161,7 @@ def test_a_slice_is_kept_and_the_statistics_are_of_the_whole(tmp_path, dtype, on
     assert (
         one.payload == two.payload
     ) == on_host  # on a device equal contents are not known to be equal
-    assert (made.kept, made.lost) == (2, {})
+    assert (made.values.kept, made.values.lost) == (2, {})
     frame = part.to_pandas()
     assert list(frame.kept) == ["slice[0,:,-2:]"] * 2
     assert frame.payload.all()
@@ -197,7 +197,7 @@ def test_a_slice_that_does_not_fit_is_said_and_the_statistics_are_there(tmp_path
         tmp_path, [torch.ones(2), torch.zeros(2, 3), torch.ones(2), torch.ones(9, 9)], slice=":, 5"
     )
     why = "slice[:,5] asks for 2 dimensions, the tensor has 1"
-    assert made.lost == {why: 2, "slice[:,5] lies beyond the tensor": 1}
+    assert made.values.lost == {why: 2, "slice[:,5] lies beyond the tensor": 1}
     assert [r.kept for r in run.records()] == [None, None, None, "slice[:,5]"]
     assert run.find("m0").summary.max == 1.0
     with pytest.raises(ld.errors.TensorLookupError, match=r"asks for 2 dimensions"):
@@ -207,7 +207,7 @@ def test_a_slice_that_does_not_fit_is_said_and_the_statistics_are_there(tmp_path
 def test_values_that_cannot_be_read_have_no_figures_and_that_is_said(tmp_path):
     packed = torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
     _, made = record(tmp_path, [packed], reduce="minmax")
-    ((why, count),) = made.lost.items()
+    ((why, count),) = made.values.lost.items()
     assert (count, why.partition(":")[0]) == (1, "no minmax of torch.float4_e2m1fn_x2")
 
 
@@ -222,7 +222,7 @@ def test_a_killed_recording_of_parts_is_whole_up_to_where_it_was_killed(tmp_path
     ]
     tensors.append(tensors[2].clone())
     torn, made = record(tmp_path, tensors, close=False, **options)
-    made.sink._write_waiting()  # as a kill leaves it a page of repeated records later
+    made.sink.write_frames()  # as a kill leaves it a page of repeated records later
     whole, _ = record(tmp_path, tensors, **options)
     columns = [
         "path",
@@ -388,9 +388,9 @@ def test_beyond_the_budget_only_statistics_are_kept_and_nothing_small_slips_in(
         False,
         on_host,
     ]  # the last repeats a kept one, which is known on the host
-    assert made.lost == {why: 5 - sum(held)}
+    assert made.values.lost == {why: 5 - sum(held)}
     assert [r.summary.max for r in run.records()] == [0.0, 1.0, 2.0, 1.0, 1.0]
-    assert made.distinct == 2
+    assert made.values.distinct == 2
     with pytest.raises(ld.errors.TensorLookupError, match="over the budget"):
         run.tensor("m2")
 
@@ -413,7 +413,7 @@ def test_the_budget_is_never_exceeded_and_what_is_kept_is_a_beginning(sizes, bud
 
 def test_the_budget_counts_what_is_written_of_a_part(tmp_path):
     run, made = record(tmp_path, _numbered(5), slice=":10", max_bytes=130)
-    assert made.distinct == 3
+    assert made.values.distinct == 3
     assert [r.kept for r in run.records()] == ["slice[:10]"] * 3 + [None] * 2
 
 
@@ -430,10 +430,11 @@ def test_a_disk_that_fills_up_ends_the_payloads_and_not_the_recording(tmp_path, 
     monkeypatch.setattr(writer, "free_space", free)
     run, made = record(tmp_path, run_tensors)
     why = "the disk has less than 256 MiB left"
-    assert made.lost == {why: 8 - made.distinct}
-    assert 0 < made.distinct < 8
+    assert made.values.lost == {why: 8 - made.values.distinct}
+    assert 0 < made.values.distinct < 8
     assert len(asked) < 1 + 8 / 2  # not for every tensor
-    assert [r.lost for r in run.records()] == [None] * made.distinct + [why] * (8 - made.distinct)
+    found = [record.lost for record in run.records()]
+    assert found == [None] * made.values.distinct + [why] * (8 - made.values.distinct)
     assert run.find("m7").summary.max == 7.0
 
 
@@ -441,7 +442,7 @@ def test_one_payload_that_is_larger_than_what_is_left_is_not_begun(tmp_path, mon
     monkeypatch.setattr(writer, "free_space", lambda folder: writer.FLOOR + 100)
     monkeypatch.setattr(payload, "LOOK_AGAIN", 4_000)
     _, made = record(tmp_path, _numbered(1))
-    assert made.lost == {"the disk has less than 256 MiB left": 1}
+    assert made.values.lost == {"the disk has less than 256 MiB left": 1}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from llmdebug_nb.capture.rows import MANY
 from llmdebug_nb.capture.signatures import Signatures
 from llmdebug_nb.capture.tape import native, player
 from llmdebug_nb.capture.tape.player import Player
-from llmdebug_nb.core.batches import NO_ROWS
+from llmdebug_nb.core.batches import NO_FRAMES, NO_ROWS
 from llmdebug_nb.core.columns import COLUMNS
 from test_tape import tables
 
@@ -337,7 +337,9 @@ def arguments(waiting, recorder=None):
     return (
         native.Means(OpenCall, nothing, {}, nothing, nothing, nothing, {}, {}, True, False),
         native.Now(waiting, [], [], Counts({}, {}, {}), 0, ""),
-        native.Packing(recorder or Nobody(), {}, [], ({}, [], {}, nothing, nothing)),
+        native.Packing(
+            recorder or Nobody(), {}, [], ({}, [], {}, nothing, nothing), Nobody(), None, *NO_FRAMES
+        ),
     )
 
 

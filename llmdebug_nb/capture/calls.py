@@ -37,6 +37,7 @@ class OpenCall:
     ``arguments``: positional and by keyword, if they may have to be looked at after the call.
     ``gives``: what a collective writes to.
     ``pending``: role, slot and leaf seen so far, if only overflowing calls are recorded.
+    ``noted``: what C knows of a call that it has opened.
     """
 
     # defaults of the class: a call is made between two operators of the program, as fast as can be
@@ -49,6 +50,7 @@ class OpenCall:
     since: int | None = None
     edges: Sequence[tuple[str, tuple[AutogradNode, int]]] = ()
     gives: object = None
+    noted: object = None
     parameters: Parameters | None = None
     pending: Sequence[tuple[str, str, object]] = ()
     arguments: tuple[tuple[object, ...], Mapping[str, object]] | None = None

@@ -99,18 +99,18 @@ class Parts(NamedTuple):
         problems = self.guard.problems
         if self.filter.problem:
             problems[self.filter.problem] = 1
-        failures = [each.failure for each in self.recorders if each.failure]
+        failures = [each.values.failure for each in self.recorders if each.values.failure]
         why = ended_by or next((str(error) for error in (*failures, *problems)), None)
         ring = () if self.ring is None else (self.ring,)
         last = (self.observer.names.ids, self.filter.requests, self.recorder.sources, *ring)
         return {
             "complete": why is None,
             "ended_by": why,
-            "lost": dict(recorder.lost),
+            "lost": dict(recorder.values.lost),
             "problems": dict(problems),
             "notes": [*self.notes, *(note for each in last for note in each.notes())],
             "recorded": recorder.records,
-            **({} if ring else {"distinct": recorder.distinct}),
+            **({} if ring else {"distinct": recorder.values.distinct}),
             "unpaired": self.observer.unpaired,
         }
 

@@ -68,7 +68,7 @@ class Ranks:
         self._parameters.clear()
         self._running.clear()
         if self._keeps and self._unwaited:
-            self._recorder.lost[NOT_WAITED] += self._unwaited
+            self._recorder.values.lost[NOT_WAITED] += self._unwaited
         self._unwaited = 0
 
     def look(self) -> None:

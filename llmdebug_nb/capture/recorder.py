@@ -15,8 +15,8 @@ even if a part of it is kept (`payload.py`).
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -24,20 +24,21 @@ import torch
 from llmdebug_nb.capture import geometry, rows
 from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.capture.compat import pytorch
-from llmdebug_nb.capture.geometry import Key, on_host
+from llmdebug_nb.capture.geometry import on_host
 from llmdebug_nb.capture.kept_sources import KeptSources
 from llmdebug_nb.capture.known_weights import KnownWeights
 from llmdebug_nb.capture.operators.view_chains import ViewChains
-from llmdebug_nb.capture.payload import NotKept, Policy
 from llmdebug_nb.capture.placements import Placements
 from llmdebug_nb.capture.rows import MANY, NO_NUMBERS, Hand, Numbers, Settled, Site, row_of
 from llmdebug_nb.capture.signatures import argument_of
 from llmdebug_nb.capture.sink import Bytes, RecordedCall, Sink
 from llmdebug_nb.capture.tape import native
+from llmdebug_nb.capture.values import KeptValues
 from llmdebug_nb.capture.waiting_rows import WaitingRows
 from llmdebug_nb.capture.walk import scalar_text
+from llmdebug_nb.core.batches import NO_FRAMES
 from llmdebug_nb.core.columns import Row
-from llmdebug_nb.core.errors import StoreError, first_line
+from llmdebug_nb.core.errors import StoreError
 from llmdebug_nb.core.kernels import summary as kernel
 from llmdebug_nb.core.kernels.fingerprint import ALGORITHM, ALGORITHMS, fingerprint
 from llmdebug_nb.core.kernels.raw import dtype_name, memory, plain, to_bytes, unreadable, view
@@ -51,28 +52,23 @@ T = TypeVar("T")
 class Recorder:
     """Turns observed tensors into rows of one sink. Thread-safe.
 
-    ``records``, ``kept``: count of rows, and of rows with a payload. ``distinct``: of payloads.
-    ``lost``: by reason, the count of wanted payloads that are missing. ``failure``: the error of a
-    sink that can't go on (disk full); recording then continues without it and counts.
+    ``records``: count of rows. ``values``: those that are kept, and what is missing; if the sink
+    can't go on, recording continues without it and counts.
     ``devices``: the rows of tensors on accelerators. ``hand``: rows that are not committed yet.
-    ``policy``: which payloads are kept, and their bytes. ``weights``: those of the models.
-    ``watch``: is shown all rows before they are committed.
+    ``weights``: those of the models. ``watch``: is shown all rows before they are committed.
     """
 
     def __init__(self, sink: Sink, options: DumpOptions) -> None:
         self.sink = sink
-        self.records = self.kept = self.distinct = 0
-        self.lost: Counter[str] = Counter()
-        self.failure: StoreError | None = None
+        self.records = 0
         self.watch: Callable[[list[Row]], None] | None = None
-        self.policy = Policy(options, sink.shortage)
+        self.values = KeptValues(sink, options)
         other = options.fingerprint != ALGORITHM
         self._shown_fingerprint = ALGORITHMS[options.fingerprint] if other else None
         self._lock = threading.RLock()
         self.hand = Hand()
         self.sources = KeptSources(options.sources, self._lock)
         self._chains = ViewChains()
-        self._by_content: dict[Key, Row] = {}  # XXH3, dtype, shape -> the row that describes it
         self.weights = KnownWeights()
         # storage number -> the record of the last output in it
         self._producers: dict[int | None, int] = {}
@@ -82,6 +78,10 @@ class Recorder:
         self.devices = WaitingRows(native.eye())
         self._uncounted = False  # the tensor at hand may have changed without a new version
         self._placements = Placements(sink)
+        self._packed_with = (
+            self._producers, self._seen, self._chains.in_c(), self.values, self.values.in_c(),
+            *(sink.frames or NO_FRAMES),
+        )  # fmt: skip
 
     # -- what is recorded -----------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class Recorder:
 
     def _seen_at_once(self, role: str, tensor: torch.Tensor) -> native.Seen | None:
         """Return what C makes of a tensor; None if more is wanted, or something is unusual."""
-        if self.policy.wanted or self._shown_fingerprint or pytorch.is_wrapped(tensor):
+        if self.values.policy.wanted or self._shown_fingerprint or pytorch.is_wrapped(tensor):
             return None
         anew = self._uncounted or not self.devices.recognizes
         is_weight = self.weights.storages and self.weights.has_part(tensor)
@@ -151,7 +151,7 @@ class Recorder:
         seen_class, producers, is_output = native.seen_class(), self._producers, role == "output"
         arguments = call.parameters if rows.is_of_input(call, phase, role) else None
         views = phase == "forward" and self._chains.storages
-        place = call.root_call, call.path, call.number
+        place, keeps = (call.root_call, call.path, call.number), self.values.policy.wanted
         with self._lock:
             made, scalars = self.hand.records, self.hand.scalars
             for slot, leaf in leaves:
@@ -168,6 +168,8 @@ class Recorder:
                     made.append(row)
                     if device != "cpu":
                         self.devices.add(row, leaf)
+                    elif keeps:
+                        self._attempt(row, self.values.describe_seen, leaf)
                     if is_output:
                         producers[storage] = number
                         self._seen.append(leaf)
@@ -186,7 +188,7 @@ class Recorder:
         with self._lock:
             if self.hand.is_full:
                 self.flush()
-            return play(native.Packing(self, self._producers, self._seen, self._chains.in_c()))
+            return play(native.Packing(self, *self._packed_with))
 
     def settle(self, tensor: torch.Tensor) -> None:
         """Promise that a tensor never changes again: until the root call ends it is read once."""
@@ -236,6 +238,7 @@ class Recorder:
     ) -> Row:
         """Make the row of a tensor now."""
         row = row_of(site, numbers, *rows.AFTER_SITE)
+        row[rows.PRODUCER] = self._producers.get(place)
         self.hand.records.append(row)
         is_weight = self.weights.has(place, tensor) and not self._uncounted
         self._attempt(row, self._describe_weight if is_weight else self._describe, tensor)
@@ -248,13 +251,13 @@ class Recorder:
             settled.row = self._write_row(settled.tensor, settled.place, site, NO_NUMBERS)
             return
         row = row_of(site, NO_NUMBERS, *settled.row[rows.DTYPE :])
+        row[rows.PRODUCER] = self._producers.get(settled.place)
         self.hand.records.append(row)
         self._attempt(row, self._repeat, settled.row)
         self._end_row(row, settled.place)
 
     def _end_row(self, row: Row, place: int | None) -> None:
-        """Note the record that last put out the storage; an output becomes that record itself."""
-        row[rows.PRODUCER] = self._producers.get(place)
+        """Note the record that has put out the storage last, if it is that of an output."""
         if place is not None and row[rows.ROLE] == "output":
             self._producers[place] = row[0]
         if len(self.hand.records) >= MANY:
@@ -263,16 +266,10 @@ class Recorder:
     def _attempt(self, row: Row, work: Callable[[Row, T], None], argument: T) -> None:
         """Do ``work(row, argument)``; an error is noted in the row."""
         try:
-            work(row, argument)
-        except StoreError as error:
-            self.failure = error
-            if row[rows.OFFSET] is None:  # else it is a duplicate, whose payload is there
-                self._lose(row, str(error).partition(";")[0])
-        except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError) as error:
-            self._lose(row, f"{type(error).__name__}: {first_line(error)}")
+            self.values.attempt(row, partial(work, row, argument))
         except BaseException:  # of the program: its handler of a signal, say
             row[rows.SHAPE] = None  # it is dropped, so nothing may be described by it
-            self._by_content.clear()
+            self.values.contents.clear()
             self.weights.forget_rows()
             self.devices.forget()
             raise
@@ -300,7 +297,7 @@ class Recorder:
         where = memory(tensor) if on_host(tensor) and not tensor.is_nested else None
         why = geometry.too_many_sizes(tensor) or (unreadable(tensor) if where is None else None)
         if why is not None:
-            self._lose(row, why)
+            self.values.lose(row, why)
             return
         if where is None and on_host(tensor) and not tensor.is_quantized:
             tensor = plain(tensor)  # copy a strided tensor once, for all that follows
@@ -310,41 +307,34 @@ class Recorder:
             first = self.devices.known(row, tensor, self._uncounted)
         else:
             row[rows.FINGERPRINT] = fingerprint(data)
-            key = row[rows.FINGERPRINT], row[rows.DTYPE], row[rows.SHAPE]
-            first = self._by_content.setdefault(key, row)
+            first = self.values.first(row)
         if first is not row:
             self._repeat(row, first)
             return
         if data is not None and self._shown_fingerprint is not None:
             row[rows.FINGERPRINT] = self._shown_fingerprint(data)
         self._measure(row, tensor, where)
-        if self.policy.wanted:
-            self._keep_part(row, tensor, data)
+        if self.values.policy.wanted:
+            self.values.keep_part(row, tensor, partial(self._bytes_of, row, tensor, data))
 
     def _describe_seen(self, row: Row, tensor: torch.Tensor, seen: native.Seen) -> None:
         """Do the same with what C made of a tensor."""
         row[rows.SEEN], row[rows.DEVICE] = seen.content(), "cpu"
-        key = row[rows.FINGERPRINT], row[rows.DTYPE], row[rows.SHAPE]
-        first = self._by_content.setdefault(key, row)
+        first = self.values.first(row)
         if first is not row:
             self._repeat(row, first)
             return
         if self._shown_fingerprint is not None:
             row[rows.FINGERPRINT] = self._shown_fingerprint(to_bytes(tensor))
-        if self.policy.wanted:
-            self._keep_part(row, tensor, to_bytes(tensor))
+        if self.values.policy.wanted:
+            self.values.keep_part(row, tensor, partial(to_bytes, tensor))
 
     def _repeat(self, row: Row, known: Row) -> None:
         """Describe a row like that of an equal tensor."""
         row[rows.CONTENT] = known[rows.CONTENT]
         if row[rows.MIN] is None:
             self.devices.repeat(row, known)
-        if known[rows.OFFSET] is not None:
-            row[rows.KEPT], row[rows.KEPT_SHAPE] = known[rows.KEPT], known[rows.KEPT_SHAPE]
-            self.kept += 1
-            self.sink.duplicate(row, known[rows.OFFSET], known[rows.LENGTH])
-        elif known[rows.LOST] is not None:
-            self._lose(row, known[rows.LOST])
+        self.values.repeat(row, known)
 
     def _measure(self, row: Row, tensor: torch.Tensor, where: tuple[int, int] | None) -> None:
         try:
@@ -355,44 +345,12 @@ class Recorder:
         except NotImplementedError:
             pass  # packed fp4, for example: its bytes can be kept, its values can't be read
 
-    # -- payloads -------------------------------------------------------------------------------
-
-    def _keep_part(self, row: Row, tensor: torch.Tensor, data: Bytes | None) -> None:
-        """Write the wanted part of a tensor. ``data``: its bytes, None while on a device."""
-
-        def read() -> Bytes:
-            whole = data
-            if whole is None:
-                whole = to_bytes(tensor)
-                row[rows.FINGERPRINT] = (self._shown_fingerprint or fingerprint)(whole)
-            if self.policy.part_name is None:
-                return whole
-            row[rows.KEPT], row[rows.KEPT_SHAPE] = self.policy.part_name, geometry.shape_text(part)
-            return to_bytes(part)
-
-        try:
-            part = self.policy.part(tensor)
-        except NotKept as why:
-            self._lose(row, str(why))
-        else:
-            self._keep(row, part.nbytes, read)
-
-    def _keep(self, row: Row, nbytes: int, read: Callable[[], Bytes]) -> None:
-        """Write a payload, if there is room for it."""
-        if self.failure is not None:
-            raise self.failure
-        try:
-            self.policy.admit(nbytes)
-        except NotKept as why:
-            self._lose(row, str(why))
-            return
-        self.sink.payload(row, read())
-        self.distinct += 1
-        self.kept += 1
-
-    def _lose(self, row: Row, why: str) -> None:
-        row[rows.LOST], row[rows.KEPT], row[rows.KEPT_SHAPE] = masked(why), None, None
-        self.lost[row[rows.LOST]] += 1
+    def _bytes_of(self, row: Row, tensor: torch.Tensor, data: Bytes | None) -> Bytes:
+        """Return the bytes of a tensor. ``data``: these, None while on a device."""
+        if data is None:
+            data = to_bytes(tensor)
+            row[rows.FINGERPRINT] = (self._shown_fingerprint or fingerprint)(data)
+        return data
 
     # -- commits --------------------------------------------------------------------------------
 
@@ -411,13 +369,13 @@ class Recorder:
     def forget(self, calls: Collection[int], into: int) -> None:
         """Drop root calls; later steps share no values with earlier ones. ``into``: see `Sink`."""
         with self._lock:
-            self._by_content.clear()
-            if self.policy.wanted:
+            self.values.contents.clear()
+            if self.values.policy.wanted:
                 self.weights.forget_rows()
             try:
-                self.policy.free(self.sink.drop(calls, into))
+                self.values.policy.free(self.sink.drop(calls, into))
             except StoreError as error:
-                self.failure = error
+                self.values.failure = error
 
     def _fill(self) -> None:
         """Read the statistics of all rows back. A finalizer may commit some, and add others."""
@@ -426,14 +384,14 @@ class Recorder:
             filled = self.hand
             without, why = self.devices.fill(filled)
             for row in (each for each in without if each[rows.OFFSET] is None):  # no values either
-                self._lose(row, why)
+                self.values.lose(row, why)
 
     def flush(self, calls: Iterable[RootCall] = ()) -> None:
         """Commit the rows."""
         with self._lock:
             self._fill()
             hand, fresh = self.hand, Hand()
-            hand.drop_partial(self.lost)
+            hand.drop_partial(self.values.lost)
             if self.watch is not None:
                 self.watch(hand.records)
             batch = hand.batch(calls, self.sources, self._chains.new)
@@ -441,10 +399,9 @@ class Recorder:
                 self.sink.commit(batch)
                 batch.written = True
             except StoreError as error:
-                self.failure, why = error, str(error).partition(";")[0]
-                self.lost[f"not in the index: {why}"] += hand.count
+                self.values.lose_rows(hand.count, error)
             finally:  # else they wait. No calls: a handler could raise, and rows be written twice
                 if batch.written:
                     self.sources.stacks, self.sources.functions, self._chains.new = [], [], []
-                if batch.written or self.failure is not None:
+                if batch.written or self.values.failure is not None:
                     self.hand = fresh

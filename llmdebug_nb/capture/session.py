@@ -93,7 +93,7 @@ class Session:
         self.abandon()
         parts = self._parts
         parts.commit()
-        failures = [recorder.failure for recorder in parts.recorders if recorder.failure]
+        failures = [each.values.failure for each in parts.recorders if each.values.failure]
         settings = parts.settings()
         with ExitStack() as all_of:
             for recorder in reversed(parts.recorders):
@@ -186,7 +186,7 @@ class Session:
         parts, recorder = self._parts, self._parts.recorder
         steps = [call.step for call in parts.steps.calls]
         paused = parts.filter.paused or not parts.filter.enabled
-        return Progress(steps, recorder.records, recorder.policy.written, paused)
+        return Progress(steps, recorder.records, recorder.values.policy.written, paused)
 
     def refusal(self) -> CaptureError | None:
         """Return the error that explains an empty recording, or None if it isn't empty."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.capture.signatures import Parameters
-from llmdebug_nb.core.batches import Batch
+from llmdebug_nb.core.batches import Batch, Frames
 from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.records import Node
 
@@ -23,6 +23,9 @@ class Sink(Protocol):
     """Receives rows and payloads. `store.writer.Writer` is one.
 
     ``waits``: rows wait in it until the recording ends, so they may come packed.
+    ``frames``: those that wait, until the next payload or `write_frames`; None: a frame is made of
+    each row. ``payload`` writes values; a
+    ``header`` is that of their frame, made already.
     ``drop(calls, into)`` forgets the rows of root calls, but for what is recorded once, such as
     weights: that belongs to the root call ``into`` from then on. It returns the bytes set free.
     ``tell`` tells the other processes of the run of an alarm, and ``heard`` returns theirs.
@@ -30,8 +33,11 @@ class Sink(Protocol):
 
     @property
     def waits(self) -> bool: ...
+    @property
+    def frames(self) -> Frames | None: ...
     def shortage(self, nbytes: int) -> str | None: ...
-    def payload(self, row: Row, data: Bytes) -> None: ...
+    def payload(self, row: Row, data: Bytes, header: bytes | None = None) -> None: ...
+    def write_frames(self) -> None: ...
     def duplicate(self, row: Row, offset: int, length: int) -> None: ...
     def commit(self, batch: Batch) -> None: ...
     def drop(self, calls: Collection[int], into: int) -> int: ...

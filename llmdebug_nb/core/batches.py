@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.records import RootCall
@@ -12,6 +12,19 @@ from llmdebug_nb.core.records import RootCall
 SourceRow: TypeAlias = tuple[int, str, str, int | None]  # of `columns.SOURCES`
 FunctionRow: TypeAlias = tuple[str, int, str, str]  # of `columns.FUNCTIONS`
 ScalarRow: TypeAlias = tuple[int, str, int, str, str, str, str | None, str]
+
+
+class Frames(NamedTuple):
+    """Frames of values that wait to be written with the next ones, see store/format.py.
+
+    ``stored``: by dtype, its name in the header of a frame.
+    """
+
+    waiting: bytearray
+    stored: Mapping[str, str]
+
+
+NO_FRAMES = Frames(bytearray(), {})
 NO_ROWS = b"\xdd\0\0\0\0"  # packed: an array of MessagePack that begins with its count, 32 bits
 
 

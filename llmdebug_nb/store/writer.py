@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmdebug_nb.core import columns
-from llmdebug_nb.core.batches import Batch
+from llmdebug_nb.core.batches import Batch, Frames
 from llmdebug_nb.core.columns import AT, Row
 from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError
 from llmdebug_nb.core.masking import MASK, masked_json
@@ -165,7 +165,7 @@ class Writer:
             undo.callback(self._payload.close)
             self._signals = Signals(run, self.folder.name, rank)
             self._masked, self._masked_lines = 0, set[str]()
-            self._waiting = bytearray()  # frames that `duplicate` has not written yet
+            self.frames = Frames(bytearray(), fmt.SAFETENSORS)
             index = self.folder / fmt.INDEX
             os.close(_create(index, os.O_WRONLY))  # SQLite gives its log the same permissions
             self._db = sqlite3.connect(index, check_same_thread=False, isolation_level=None)
@@ -194,17 +194,16 @@ class Writer:
             return None
         return f"the disk has less than {FLOOR >> 20} MiB left"
 
-    def payload(self, row: Row, data: np.ndarray | memoryview) -> None:
+    def payload(self, row: Row, data: np.ndarray | memoryview, header: bytes | None = None) -> None:
         """Append ``uint8[n]`` as a frame and set the row's ``offset`` and ``length``.
 
-        Raises:
-            DumpWriteError: the disk is full, for instance; the file is cut back to its last
-                complete frame.
+        ``header``: of the frame, if it is made already. Raises DumpWriteError: the disk is full,
+        for instance; the file is cut back to its last complete frame.
         """
-        header = fmt.encode_header(row, data.nbytes)
-        waiting = bytes(self._waiting)
+        header = header or fmt.encode_header(row, data.nbytes)
+        waiting = bytes(self.frames.waiting)
         start = self._append([waiting, header, data, bytes(-data.nbytes % fmt.ALIGN)])
-        self._waiting.clear()
+        self.frames.waiting.clear()
         row[AT["offset"]], row[AT["length"]] = start + len(waiting) + len(header), data.nbytes
 
     def duplicate(self, row: Row, offset: int, length: int) -> None:
@@ -214,14 +213,15 @@ class Writer:
         would cost more than everything else. Raises DumpWriteError.
         """
         row[AT["offset"]], row[AT["length"]] = offset, length
-        self._waiting += fmt.encode_header(row, None)
-        if len(self._waiting) >= _PAGE:
-            self._write_waiting()
+        self.frames.waiting.extend(fmt.encode_header(row, None))
+        if len(self.frames.waiting) >= _PAGE:
+            self.write_frames()
 
-    def _write_waiting(self) -> None:
-        if self._waiting:
-            self._append([bytes(self._waiting)])
-            self._waiting.clear()
+    def write_frames(self) -> None:
+        """Write the frames that wait. Raises DumpWriteError."""
+        if self.frames.waiting:
+            self._append([bytes(self.frames.waiting)])
+            self.frames.waiting.clear()
 
     def _append(self, parts: list[Any]) -> int:
         """Write the parts in one go and return their offset. Raises DumpWriteError."""
@@ -239,7 +239,7 @@ class Writer:
         batch = batch or Batch()
         # these frames only matter after a crash: the index will name the same values
         with contextlib.suppress(DumpWriteError):
-            self._write_waiting()
+            self.write_frames()
         with self._transaction(batch) as db:
             scalars = [*self._counted(batch.scalars)]
             rows = [*batch.records], scalars, [*batch.operators], [*batch.called]

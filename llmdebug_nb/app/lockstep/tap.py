@@ -18,7 +18,7 @@ _ID, _OFFSET, _LENGTH = AT["id"], AT["offset"], AT["length"]
 class Tap:
     """Numbers the bytes of all values as if they went into one file, and hands them over."""
 
-    waits = False
+    waits, frames = False, None
 
     def __init__(self, offer: Callable[[Event], None], rows: Rows | None, since: int) -> None:
         """``since``: values of records before this one are not handed over.
@@ -30,12 +30,15 @@ class Tap:
     def shortage(self, nbytes: int) -> None:
         """Values need no disk."""
 
-    def payload(self, row: Row, data: np.ndarray | memoryview) -> None:
+    def payload(self, row: Row, data: np.ndarray | memoryview, header: bytes | None = None) -> None:
         row[_OFFSET], row[_LENGTH] = self._end, data.nbytes
         self._end += data.nbytes
         if row[_ID] >= self._since:
             # an empty tensor has the place of the next one, and nothing to hold
             self._offer(Value([*row], bytes(data) or None))
+
+    def write_frames(self) -> None:
+        """There are none."""
 
     def duplicate(self, row: Row, offset: int, length: int) -> None:
         row[_OFFSET], row[_LENGTH] = offset, length

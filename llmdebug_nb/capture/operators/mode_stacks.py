@@ -46,8 +46,10 @@ class OperatorModes:
     def _mode(self, cls: type[ApiMode] | type[AtenMode]) -> torch_modes.Mode:
         player = self._listener.player
         if player is not None and player.operators is not None:
-            noting = NotingMode if cls is AtenMode else NotingApiMode
-            return noting(self._listener, self.kinds, player)
+            if cls is not AtenMode:
+                return NotingApiMode(self._listener, self.kinds, player)
+            if not player.keeps:  # what an operator writes to must be kept before it runs
+                return NotingMode(self._listener, self.kinds, player)
         return cls(self._listener, self.kinds)
 
     def open(self) -> None:

@@ -25,6 +25,7 @@ from llmdebug_nb.capture.operators.kinds import Operator
 from llmdebug_nb.capture.signatures import Parameters
 from llmdebug_nb.capture.tape import devices
 from llmdebug_nb.capture.walk import LEAVES, OtherLeaf, leaves
+from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.kernels import native
 from llmdebug_nb.core.kernels.on_device import Page
@@ -32,7 +33,7 @@ from llmdebug_nb.core.records import View
 
 T = TypeVar("T")
 LIBRARY = Path(__file__).with_name("_tape.so")  # on every platform: it is opened by its path
-_VERSION = 9  # of what lies between the library and this module, as in tape.c
+_VERSION = 10  # of what lies between the library and this module, as in tape.c
 _KINDS = (*native.TABLE, "bool")  # as in tensor.h
 _DIMENSIONS = 8  # of a tensor that is seen: MOST_DIMS in tensor.h
 
@@ -68,6 +69,12 @@ class Seen(Protocol):
     def place(self) -> bytes:
         """Return where it lies in its storage, as `place_of` does."""
 
+    def values(self) -> memoryview | bytes | None:
+        """Return its elements, if they are to be kept and equal ones are not there."""
+
+    def known(self) -> Row | None:
+        """Return the row that describes equal values, if there was one when it was seen."""
+
 
 AnyTensor: TypeAlias = "torch.Tensor | Seen"
 # the call of a module begins or ends: what it is, whether it ends, its leaves (None: it raised)
@@ -80,6 +87,7 @@ Outputs: TypeAlias = list[Leaf] | Literal[False] | None
 OperatorEvent: TypeAlias = tuple[Operator, int | None, list[Leaf], Outputs, str | None]
 # the function of level api has ended that is open: its leaves (None: it raised)
 EndEvent: TypeAlias = tuple[list[Leaf] | None]
+Contents: TypeAlias = dict[Hashable, Row]  # by fingerprint, dtype and shape
 # of a view: its operator's name, the place, the arguments' repr, and which of several it is
 ViewKey: TypeAlias = tuple[str, str, str, int | None]
 Event: TypeAlias = ModuleEvent[T] | ViewEvent | OperatorEvent | EndEvent
@@ -93,17 +101,36 @@ class RowsInHand(Protocol):
     records: int
 
 
+class Values(Protocol):
+    """Counts the records ``kept`` with values, and those without; see `KeptValues`.
+
+    ``keep_seen`` writes values with their frame's header, and returns the row that describes them.
+    """
+
+    kept: int
+
+    def keep_seen(self, seen: Seen, header: bytes) -> Row: ...
+    def count_lost(self, why: str) -> None: ...
+    def count_cut_short(self) -> None: ...
+    def write_frames(self) -> None: ...
+
+
 class Packing(NamedTuple):
     """Where records are packed.
 
     ``producers``: by storage, the record that last put it out. ``seen``: what reserves numbers of
-    storages. ``chains``: the views, see `ViewChains`.
+    storages. ``chains``: the views, see `ViewChains`. ``contents``: of values that are kept, the
+    rows that describe them; None: none are. ``frames``, ``stored``: see `Frames`.
     """
 
     recorder: RowsInHand
     producers: dict[int | None, int]
     seen: list[Seen]
     chains: tuple[object, ...]
+    values: Values
+    contents: Contents | None
+    frames: bytearray
+    stored: Mapping[str, str]
 
 
 class Means(NamedTuple):
@@ -182,6 +209,8 @@ class Tape(Eye, Protocol[T]):
     ``begin_function``, ``end_function``, ``note_views``: note a function, its end (with a tuple of
     its result, None if it raised), and a function that makes views; False: nothing was noted.
     ``devices``: how to measure tensors on CUDA devices; see `devices.Means`.
+    ``keep``: keep values of tensors on the CPU; ``play()`` records what is on the tape, and is
+    called as soon as there are some that ``contents`` lacks. It may raise for the program.
     """
 
     def begin(
@@ -210,6 +239,7 @@ class Tape(Eye, Protocol[T]):
         new_kernel: Callable[[int, str, bool, bool], object], stream: Callable[[int], object],
         current: Callable[[], object], capturing: Callable[[], object], /,
     ) -> None: ...  # fmt: skip
+    def keep(self, contents: Contents, play: Callable[[], object], /) -> None: ...
     def open(self) -> None: ...
     def shut(self) -> None: ...
     def take(self) -> list[Event[T]]: ...
@@ -262,6 +292,12 @@ class _NeverSeen:
         raise NotImplementedError
 
     def place(self) -> bytes:
+        raise NotImplementedError
+
+    def values(self) -> memoryview | bytes | None:
+        raise NotImplementedError
+
+    def known(self) -> Row | None:
         raise NotImplementedError
 
 

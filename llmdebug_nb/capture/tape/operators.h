@@ -347,7 +347,14 @@ static PyObject *tape_begin_function(PyObject *object, PyObject *const *given, P
     Py_XDECREF(stack);
     Py_XDECREF(inputs);
     forget_error();
-    return PyBool_FromLong(done == DONE);
+    if (play_values(tape, done) == DONE)
+        return PyBool_FromLong(done == DONE);
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    append_event(tape, PyTuple_Pack(1, Py_None)); /* the function is not called */
+    PyErr_Clear();
+    PyErr_Restore(kind, value, trace);
+    return NULL;
 }
 
 /* end_function(results): note that the function has ended that was noted last. `results`: a tuple of one; None: it raised. */
@@ -369,7 +376,7 @@ static PyObject *tape_end_function(PyObject *object, PyObject *results)
         done = append_event(tape, PyTuple_Pack(1, outputs ? outputs : Py_None));
     Py_XDECREF(outputs);
     forget_error();
-    return PyBool_FromLong(done == DONE);
+    return play_values(tape, done) == DONE ? PyBool_FromLong(done == DONE) : NULL;
 }
 
 /* note_views(operator, args, kwargs, result): note the views that a function has made. */

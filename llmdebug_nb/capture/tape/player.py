@@ -37,6 +37,7 @@ from llmdebug_nb.capture.tape.native import (
     player_in_c,
     tape,
 )
+from llmdebug_nb.capture.values import KeptValues
 from llmdebug_nb.capture.walk import scalar_text
 from llmdebug_nb.core.kernels.fingerprint import ALGORITHM
 from llmdebug_nb.core.options import DumpOptions
@@ -48,9 +49,9 @@ T = TypeVar("T")
 def may_wait(options: DumpOptions) -> bool:
     """Return whether calls may be recorded after they have ended.
 
-    Values are written at once, and some options look at a call while it runs.
+    Some options look at a call while it runs.
     """
-    now = not options.stats_only or options.overflow or options.logits or options.time in (1, 2)
+    now = options.overflow is not None or options.logits or options.time in (1, 2)
     return not now and options.fingerprint == ALGORITHM and "forward" in options.phases
 
 
@@ -86,6 +87,7 @@ class SeenRecorder(Protocol):
     """Makes rows of what the tape saw."""
 
     weights: KnownWeights
+    values: KeptValues
 
     @property
     def packs(self) -> bool: ...
@@ -98,7 +100,7 @@ class Player:
     """Plays one tape to a listener.
 
     ``attempt(work, *args)`` keeps our errors in. ``operators``: what is known of those that are
-    noted, by id; None: none are.
+    noted, by id; None: none are. ``keeps``: values are kept; what has new ones is played at once.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class Player:
         self._waiting: deque[Event[PlayedModule]] = deque()  # some stay if an exception comes
         self._lock = threading.RLock()  # the owner waits for a thread that plays in its place
         self.operators: dict[int, Known] | None = None
+        self.keeps = False
         self._views: dict[ViewKey, View] = {}  # of the root call
         self._functions: list[OpenCall | None] = []  # those that are open; None: not recorded
         self._owner: int | None = None
@@ -138,11 +141,16 @@ class Player:
         None: there is no tape, or the options need more than it keeps. Operators are not noted if
         only some calls are wanted, as which ones is found out when the tape is played.
         """
-        made = tape(listener.backward) if may_wait(options) else None
+        values = recorder.values
+        plays = may_wait(options) and (options.stats_only or values.may_be_packed)
+        made = tape(listener.backward) if plays else None
         if made is None:
             return None
         player = cls(made, listener, recorder, guard.attempt)
         guard.before = player.play
+        if not options.stats_only:
+            player.keeps = True
+            made.keep(values.contents, functools.partial(guard.run, _nothing))
         if listener.names.selects_all and not options.layers and not options.types:
             player._note_operators(stacks, options.roles)
         return player
@@ -314,6 +322,10 @@ class Player:
             if view is None:
                 view = self._views[key] = _view(operator, source, args, key[-1])
             self._recorder.add_view(view, base, result)
+
+
+def _nothing() -> None:
+    """Do no work of our own but what comes before all other."""
 
 
 def _view(operator: Operator, source: str, args: tuple[object, ...], part: int | None) -> View:

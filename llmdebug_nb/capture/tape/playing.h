@@ -4,11 +4,11 @@
    play. It works on Python's own lists and counters, so either goes on where the other has stopped. */
 
 enum { MOST_OPEN = 512, MANY_ROWS = 4096 /* as in rows.py */, SHOWN = 200 /* as in walk.py */ };
-enum { COLUMN_COUNT = 28, WITHOUT_VALUES = 5 /* of them, from the offset on */ };
+enum { COLUMN_COUNT = 28, AT_OFFSET = 20, AT_LOST = 22, OF_VALUES = 5 /* columns, from the offset on */ };
 
 static PyObject *records_name, *hand_name, *packed_name, *measured_name, *called_name, *operators_name, *scalars_name, *path_name, *op_name,
     *level_name, *number_name, *id_name, *module_id_name, *selected_name, *recorded_name, *parameters_name, *name_name,
-    *wanted_name, *dict_name, *popleft_name, *class_name, *before_name, *view_name, *root_call_name;
+    *kept_name, *noted_name, *write_name, *keep_name, *lose_name, *cut_short_name, *wanted_name, *dict_name, *popleft_name, *class_name, *before_name, *view_name, *root_call_name;
 static PyObject *forward_text, *input_text, *output_text, *module_text, *aten_text, *empty_text, *none_text;
 
 /* A call that has not ended. `object`: what Python knows it as; NULL: it does not yet. */
@@ -19,7 +19,7 @@ typedef struct {
 
 /* See `Packing`, `Means`, `Now` and `Counts` in Python. */
 typedef struct {
-    PyObject *recorder, *producers, *seen, *chains;
+    PyObject *recorder, *producers, *seen, *chains, *values, *contents, *frames, *stored;
 } Into;
 typedef struct {
     PyObject *storages, *seen, *numbers, *number, *step; /* see `ViewChains.in_c` */
@@ -46,7 +46,7 @@ typedef struct {
     Now now;
     Counts counts;
     Hand hand;
-    Row row;
+    Row row, frame;
     int64_t made; /* how many records */
     Call *open[MOST_OPEN], *functions[MOST_OPEN];
     int opened, functions_open, kept; /* `kept`: how many open calls Python has in its list, and still are */
@@ -59,15 +59,46 @@ static void drop_hand(Hand *hand)
         Py_XDECREF(all[i]);
 }
 
+enum { OBJECTS = 8 }; /* of a call, beside Python's own */
+
+static void objects_of(Call *call, PyObject *to[OBJECTS])
+{
+    PyObject *all[] = {call->path, call->op, call->level, call->module, call->number, call->id, call->module_id, call->parameters};
+    memcpy(to, all, sizeof all);
+}
+
 static void drop_call(Call *call)
 {
     if (!call || --call->refs > 0)
         return;
-    PyObject *all[] = {call->object, call->path, call->op, call->level, call->module, call->number, call->id,
-                       call->module_id, call->parameters};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    PyObject *all[OBJECTS];
+    objects_of(call, all);
+    for (int i = 0; i < OBJECTS; i++)
         Py_XDECREF(all[i]);
+    Py_XDECREF(call->object);
     PyMem_Free(call);
+}
+
+/* Return a call that is the same, but that Python does not know it. */
+static Call *same_call(const Call *call)
+{
+    Call *copy = PyMem_Malloc(sizeof *copy);
+    PyObject *all[OBJECTS];
+    if (!copy) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    *copy = *call;
+    copy->object = NULL, copy->refs = 1;
+    objects_of(copy, all);
+    for (int i = 0; i < OBJECTS; i++)
+        Py_XINCREF(all[i]);
+    return copy;
+}
+
+static void drop_noted_call(PyObject *capsule)
+{
+    drop_call(PyCapsule_GetPointer(capsule, NULL));
 }
 
 /* Take over the rows that a recorder has in hand, if they are others now: code of Python may have committed those before. It
@@ -104,13 +135,18 @@ static int flag_of(PyObject *object, PyObject *name)
     return is_true;
 }
 
-/* Return a call that Python has opened. */
+/* Return a call that Python knows. Of one that was opened here, all is noted. */
 static Call *known_call(PyObject *object)
 {
-    Call *call = PyMem_Calloc(1, sizeof *call);
-    if (!call) {
-        PyErr_NoMemory();
-        return NULL;
+    PyObject *noted = PyObject_GetAttr(object, noted_name);
+    const Call *same = noted && noted != Py_None ? PyCapsule_GetPointer(noted, NULL) : NULL;
+    Call *call = same ? same_call(same) : noted == Py_None ? PyMem_Calloc(1, sizeof *call) : NULL;
+    Py_XDECREF(noted);
+    if (!call)
+        return PyErr_Occurred() ? NULL : (Call *)PyErr_NoMemory();
+    if (same) {
+        Py_INCREF(call->object = object);
+        return call;
     }
     call->refs = 1;
     Py_INCREF(call->object = object);
@@ -145,6 +181,13 @@ static int make_known(Play *play, Call *call)
     for (size_t i = 0; object && i < sizeof names / sizeof *names; i++)
         if (PyObject_SetAttr(object, names[i], values[i]) != 0)
             Py_CLEAR(object);
+    Call *same = object ? same_call(call) : NULL;
+    PyObject *noted = same ? PyCapsule_New(same, NULL, drop_noted_call) : NULL;
+    if (same && !noted)
+        drop_call(same);
+    if (!noted || PyObject_SetAttr(object, noted_name, noted) != 0)
+        Py_CLEAR(object);
+    Py_XDECREF(noted);
     call->object = object;
     return object ? DONE : FAILED;
 }
@@ -201,6 +244,7 @@ static void drop_all(Play *play)
         drop_call(play->functions[i]);
     drop_hand(&play->hand);
     PyMem_Free(play->row.bytes);
+    PyMem_Free(play->frame.bytes);
 }
 
 /* Return a number of a dictionary, 0 if it has none, and put the next one there. */
@@ -460,47 +504,57 @@ static void put_room(Row *row)
 static void put_content(Row *row, const Seen *seen)
 {
     const Summary *s = &seen->summary;
-    char print[] = "xxh3:0000000000000000", shape[LONGEST_SHAPE], *at = shape_in(seen, shape);
+    char print[PRINT + 1], shape[LONGEST_SHAPE], *at = shape_in(seen, shape);
     put_text(row, PyTuple_GetItem(seen->names, seen->kind));
     put_bytes(row, at, shape + LONGEST_SHAPE - at);
     if (seen->page) {
         put_room(row);
         return;
     }
-    for (int i = 0; i < 16; i++)
-        print[5 + i] = "0123456789abcdef"[seen->digest >> (60 - 4 * i) & 15];
+    print_in(seen, print);
     const double figures[] = {s->low, s->high, s->mean, s->norm};
     for (int i = 0; i < 4; i++)
         put_float(row, figures[i]);
     const int64_t counts[] = {s->nan, s->inf, s->zero};
     for (int i = 0; i < 3; i++)
         put_integer(row, counts[i]);
-    put_bytes(row, print, sizeof print - 1);
+    put_bytes(row, print, PRINT);
 }
 
-/* Pack the row of a tensor. `producer`, `argument`, `chain`: None if it has none. */
-static void put_row(Play *play, const Call *call, PyObject *number, PyObject *role, PyObject *slot, const Seen *seen,
-                    PyObject *producer, PyObject *argument, PyObject *chain)
+/* What a record says beside the tensor. `producer`, `argument`, `chain`: None if it has none. */
+typedef struct {
+    PyObject *number, *role, *slot, *producer, *argument, *chain;
+} Said;
+
+/* Pack the row of a tensor. `known`: the row of equal values; NULL if none are kept. */
+static void put_row(Play *play, const Call *call, const Said *said, const Seen *seen, PyObject *known)
 {
     Row *row = &play->row;
     row->size = row->failed = 0, row->figures = -1;
     put_big_endian(row, 0xdc, COLUMN_COUNT, 2);
-    put_number(row, number);
+    put_number(row, said->number);
     put_number(row, play->now.root_call);
     put_text(row, call->path);
     put_number(row, call->number);
-    PyObject *texts[] = {forward_text, role, slot, call->op};
+    PyObject *texts[] = {forward_text, said->role, said->slot, call->op};
     for (int i = 0; i < 4; i++)
         put_text(row, texts[i]);
     put_content(row, seen);
     put_text(row, seen->device ? seen->device : cpu_text);
-    put_number(row, producer);
-    for (int i = 0; i < WITHOUT_VALUES; i++)
-        put_nothing(row);
-    put_text(row, argument);
-    put_number(row, chain);
+    put_number(row, said->producer);
+    for (int i = 0; i < OF_VALUES; i++) {
+        PyObject *value = known ? PyList_GetItem(known, AT_OFFSET + i) : Py_None;
+        if (PyUnicode_Check(value))
+            put_text(row, value);
+        else
+            put_number(row, value);
+    }
+    put_text(row, said->argument);
+    put_number(row, said->chain);
     put_nothing(row);
 }
+
+#include "frames.h"
 
 /* Append the packed row to those in hand. Of a tensor on a device, note where its figures go: see `Hand.measured`. */
 static int append_row(Play *play, const Seen *seen)
@@ -525,6 +579,15 @@ static int append_row(Play *play, const Seen *seen)
     return done;
 }
 
+/* Count up an attribute, which is `number` now. Makes no object that could begin a collection. */
+static int count_on(PyObject *object, PyObject *name, PyObject *number)
+{
+    PyObject *next = PyLong_FromLongLong(PyLong_AsLongLong(number) + 1);
+    const int done = next && PyObject_SetAttr(object, name, next) == 0 ? DONE : FAILED;
+    Py_XDECREF(next);
+    return done;
+}
+
 /* Add the packed row to those in hand, as the record of a number. No object is made that could begin a collection: code of
    Python would take the same number. */
 static int add_row(Play *play, PyObject *number, const Seen *seen)
@@ -535,32 +598,86 @@ static int add_row(Play *play, PyObject *number, const Seen *seen)
         return FAILED;
     }
     play->made++;
-    PyObject *next = PyLong_FromLongLong(PyLong_AsLongLong(number) + 1);
-    const int done = next && PyObject_SetAttr(play->into.recorder, records_name, next) == 0 ? DONE : FAILED;
-    Py_XDECREF(next);
+    return count_on(play->into.recorder, records_name, number);
+}
+
+/* Note that values are not there, whose number of a record is taken; the exception that is set stays set. */
+static void cut_short(Play *play)
+{
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    Py_XDECREF(PyObject_CallMethodObjArgs(play->into.values, cut_short_name, NULL));
+    PyErr_Clear();
+    PyErr_Restore(kind, value, trace);
+}
+
+/* Record a tensor whose values are not in the dump yet: they are written first. */
+static int add_with_values(Play *play, const Call *call, const Said *said, Seen *seen)
+{
+    if (count_on(play->into.recorder, records_name, said->number) != DONE) /* code of Python runs now, and may record others */
+        return FAILED;
+    PyObject *header = frame_header(play, call, said, seen);
+    PyObject *known = header ? PyObject_CallMethodObjArgs(play->into.values, keep_name, seen, header, NULL) : NULL;
+    int done = FAILED;
+    if (known) {
+        put_row(play, call, said, seen, known);
+        done = !play->row.failed && take_hand(play) == DONE ? append_row(play, seen) : FAILED;
+        play->made++;
+        drop_values(seen);
+    }
+    Py_XDECREF(header);
+    Py_XDECREF(known);
+    if (done != DONE)
+        cut_short(play);
+    return done;
+}
+
+/* Count a record whose values the dump has, and add a frame that says so; or count it as one without. */
+static int add_repeated(Play *play, const Call *call, const Said *said, const Seen *seen, PyObject *known)
+{
+    PyObject *why = PyList_GetItem(known, AT_LOST);
+    if (PyList_GetItem(known, AT_OFFSET) == Py_None) {
+        PyObject *done = PyObject_CallMethodObjArgs(play->into.values, lose_name, why, NULL);
+        Py_XDECREF(done);
+        return done ? DONE : FAILED;
+    }
+    PyObject *kept = PyObject_GetAttr(play->into.values, kept_name);
+    const int done = kept && count_on(play->into.values, kept_name, kept) == DONE ? add_frame(play, call, said, seen, known) : FAILED;
+    Py_XDECREF(kept);
     return done;
 }
 
 /* Record a tensor, as `Recorder.record_seen` does. */
 static int add_record(Play *play, const Call *call, PyObject *role, PyObject *slot, PyObject *leaf)
 {
-    const Seen *seen = (Seen *)leaf;
-    const int is_output = role == output_text;
-    PyObject *argument = is_output ? nothing() : argument_of(play, slot, call->parameters);
-    PyObject *chain = argument ? chain_of(play, seen, is_output) : NULL;
-    PyObject *number = chain ? PyObject_GetAttr(play->into.recorder, records_name) : NULL;
-    PyObject *producer = number ? PyDict_GetItemWithError(play->into.producers, seen->storage) : NULL;
-    int done = number && (producer || !PyErr_Occurred()) ? DONE : FAILED;
-    if (done == DONE) {
-        put_row(play, call, number, role, slot, seen, producer ? producer : Py_None, argument, chain);
-        done = add_row(play, number, seen);
+    Seen *seen = (Seen *)leaf;
+    const int is_output = role == output_text, keeps = play->into.contents != Py_None;
+    Said said = {.role = role, .slot = slot};
+    PyObject *known = keeps ? known_values(play->into.contents, seen) : NULL;
+    Py_XINCREF(known);
+    said.argument = PyErr_Occurred() ? NULL : is_output ? nothing() : argument_of(play, slot, call->parameters);
+    said.chain = said.argument ? chain_of(play, seen, is_output) : NULL;
+    said.number = said.chain ? PyObject_GetAttr(play->into.recorder, records_name) : NULL;
+    said.producer = said.number ? PyDict_GetItemWithError(play->into.producers, seen->storage) : NULL;
+    int done = said.number && (said.producer || !PyErr_Occurred()) ? DONE : FAILED;
+    said.producer = said.producer ? said.producer : Py_None;
+    if (done == DONE && keeps && !known) {
+        Py_INCREF(said.producer); /* the dictionary may let it go meanwhile */
+        done = add_with_values(play, call, &said, seen);
+        Py_DECREF(said.producer);
+    } else if (done == DONE) {
+        put_row(play, call, &said, seen, known);
+        done = add_row(play, said.number, seen);
+        if (done == DONE && known)
+            done = add_repeated(play, call, &said, seen, known);
     }
     if (done == DONE && is_output
-        && (PyDict_SetItem(play->into.producers, seen->storage, number) || PyList_Append(play->into.seen, leaf)))
+        && (PyDict_SetItem(play->into.producers, seen->storage, said.number) || PyList_Append(play->into.seen, leaf)))
         done = FAILED;
-    Py_XDECREF(argument);
-    Py_XDECREF(chain);
-    Py_XDECREF(number);
+    Py_XDECREF(known);
+    Py_XDECREF(said.argument);
+    Py_XDECREF(said.chain);
+    Py_XDECREF(said.number);
     return done;
 }
 

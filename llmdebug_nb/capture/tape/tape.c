@@ -19,7 +19,7 @@
 #include <pthread.h>
 #endif
 
-enum { VERSION = 9 /* as in native.py */ };
+enum { VERSION = 10 /* as in native.py */ };
 enum { REFUSED = 0, DONE = 1, FAILED = -1 };
 enum { READ = 0x100 /* PyBUF_READ, which 3.10's stable headers lack */ };
 enum { SCRATCH = 64 << 10, LARGE = 4 << 10, MANY = 1 << 21 /* as in native.py of the kernels */, KNOWN = 1 << 10, DEPTH = 8, SLOTS = 16, MOST = 4096 };
@@ -53,6 +53,9 @@ typedef struct {
     PyObject *page;    /* of a device, NULL on the host: which rows of it hold the summary, once it is read back */
     PyObject *device;  /* its name; NULL on the host */
     int64_t first, length, count;
+    /* only where values are kept, see values.h: its elements as a buffer, which lie in the memory of `tensor` or are a copy
+       (then that is NULL); or the row in Python that describes equal ones, which are there already */
+    PyObject *values, *tensor, *known;
 } Seen;
 
 static void seen_dealloc(PyObject *object)
@@ -70,6 +73,9 @@ static void seen_dealloc(PyObject *object)
     Py_XDECREF(seen->names);
     Py_XDECREF(seen->page);
     Py_XDECREF(seen->device);
+    Py_XDECREF(seen->values);
+    Py_XDECREF(seen->tensor);
+    Py_XDECREF(seen->known);
     PyObject_Free(object);
     Py_DECREF(type);
 }
@@ -101,15 +107,25 @@ static PyObject *nothing(void)
     return Py_None;
 }
 
+enum { PRINT = 21 /* characters */ };
+
+/* Write the fingerprint as it is shown. */
+static void print_in(const Seen *seen, char text[PRINT + 1])
+{
+    memcpy(text, "xxh3:", 6);
+    for (int i = 0; i < 16; i++)
+        text[5 + i] = "0123456789abcdef"[seen->digest >> (60 - 4 * i) & 15];
+    text[PRINT] = 0;
+}
+
 /* The columns of a row from the dtype to the fingerprint; of a tensor on a device, dtype and shape alone. */
 static PyObject *seen_content(PyObject *object, PyObject *unused)
 {
     (void)unused;
     const Seen *seen = (Seen *)object;
     const Summary *s = &seen->summary;
-    char print[] = "xxh3:0000000000000000";
-    for (int i = 0; i < 16; i++)
-        print[5 + i] = "0123456789abcdef"[seen->digest >> (60 - 4 * i) & 15];
+    char print[PRINT + 1];
+    print_in(seen, print);
     const int here = seen->page == NULL;
     PyObject *made[] = {
         PyTuple_GetItem(seen->names, seen->kind),
@@ -184,7 +200,27 @@ static PyObject *seen_measured(PyObject *object, PyObject *unused)
                          (long long)seen->count);
 }
 
+/* Its elements as a buffer, or None. */
+static PyObject *seen_values(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    PyObject *values = ((Seen *)object)->values ? ((Seen *)object)->values : Py_None;
+    Py_INCREF(values);
+    return values;
+}
+
+/* The row that describes equal values, or None. */
+static PyObject *seen_known(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    PyObject *known = ((Seen *)object)->known ? ((Seen *)object)->known : Py_None;
+    Py_INCREF(known);
+    return known;
+}
+
 static PyMethodDef seen_methods[] = {{"content", seen_content, METH_NOARGS, NULL},
+                                     {"values", seen_values, METH_NOARGS, NULL},
+                                     {"known", seen_known, METH_NOARGS, NULL},
                                      {"place", seen_place, METH_NOARGS, NULL},
                                      {"measured", seen_measured, METH_NOARGS, NULL},
                                      {NULL, NULL, 0, NULL}};
@@ -252,6 +288,7 @@ typedef struct {
     PyObject *placed; /* by the bytes of a `State`, the `Seen` of this root call */
     PyObject *inputs; /* of the operator whose outputs are looked at; borrowed, NULL otherwise */
     int anew;         /* the tensor that is looked at may have changed without a new version */
+    PyObject *contents, *fresh, *play; /* see values.h; NULL if no values are kept */
 } Tape;
 
 /* Copy a matrix whose columns lie packed, such as a transposed weight, in tiles that fill lines of the cache. */
@@ -403,6 +440,7 @@ static unsigned char *packed_data(Tape *tape, unsigned char *data, const Tensor 
 }
 
 #include "device.h"
+#include "values.h"
 
 /* Find out where a tensor lies. `*object`: its storage, if Python was asked; the caller takes the reference. */
 static int find_facts(Tape *tape, PyObject *tensor, Facts *facts, PyObject **object)
@@ -440,7 +478,7 @@ static int look_at(Tape *tape, Seen *seen, PyObject *tensor, const Facts *facts,
     const int64_t kind = kind_of(t), item = t->dtype.bits / 8;
     const int there = t->device.type == CUDA && tape->devices;
     const int reserved = is_output || (there && values);
-    if ((t->device.type != CPU && !there) || kind < 0 || t->ndim > MOST_DIMS || t->data == NULL)
+    if ((t->device.type != CPU && (!there || tape->contents)) || kind < 0 || t->ndim > MOST_DIMS || t->data == NULL)
         return REFUSED;
     int64_t numel = 1, reach = 1, packed = 1;
     for (int dim = t->ndim - 1; dim >= 0; dim--) {
@@ -472,10 +510,11 @@ static int look_at(Tape *tape, Seen *seen, PyObject *tensor, const Facts *facts,
     const int large = tape->weights && nbytes > SMALL_WEIGHT
                       && is_weight(tape, seen, tensor, facts, data, &now, &key);
     int done = packed || large || nbytes <= MOST_SCRATCH ? DONE : REFUSED; /* torch copies it sooner, in threads */
+    unsigned char *elements = NULL;
     if (large && !(is_output && is_written(tape, seen)) && is_known(tape, key, &now))
-        seen->digest = now.digest, seen->summary = now.summary;
+        seen->digest = now.digest, seen->summary = now.summary, done = DONE;
     else if (done == DONE) {
-        unsigned char *elements = packed_data(tape, data, t, (int)packed, nbytes);
+        elements = packed_data(tape, data, t, (int)packed, nbytes);
         done = elements ? measure(tape, seen, elements, nbytes) : REFUSED;
         if (done == DONE && large) {
             now.digest = seen->digest, now.summary = seen->summary;
@@ -487,7 +526,7 @@ static int look_at(Tape *tape, Seen *seen, PyObject *tensor, const Facts *facts,
         }
     }
     Py_XDECREF(key);
-    return done;
+    return done == DONE && tape->contents ? take_values(tape, seen, tensor, packed ? data : elements, nbytes, (int)packed) : done;
 }
 
 /* Fill in what a tensor is. The number of an output's storage is reserved, on a device that of an input's, too.
@@ -517,7 +556,7 @@ static Seen *new_seen(Tape *tape)
 {
     Seen *seen = PyObject_New(Seen, seen_type);
     if (seen) {
-        seen->storage = seen->release = seen->page = seen->device = NULL;
+        seen->storage = seen->release = seen->page = seen->device = seen->values = seen->tensor = seen->known = NULL;
         seen->names = tape->names;
         Py_INCREF(seen->names);
         tape->seen++;
@@ -697,7 +736,8 @@ static void forget_error(void)
     PyErr_Clear();
 }
 
-/* Write an event. `leaves`: NULL if the call raised; takes the reference. Returns a new True or False, never an exception. */
+/* Write an event. `leaves`: NULL if the call raised; takes the reference. Returns a new True or False, and no exception but one
+   of the program, see values.h. */
 static PyObject *finish(Tape *tape, int done, PyObject *context, PyObject *tag, PyObject *is_end, PyObject *leaves)
 {
     if (done == DONE) {
@@ -709,7 +749,7 @@ static PyObject *finish(Tape *tape, int done, PyObject *context, PyObject *tag, 
     show(context);
     if (done == FAILED)
         forget_error();
-    return PyBool_FromLong(done == DONE);
+    return play_values(tape, done) == DONE ? PyBool_FromLong(done == DONE) : NULL;
 }
 
 /* begin(tag, looks, args, kwargs): a call begins. `looks`: its arguments are wanted. */
@@ -860,7 +900,8 @@ static void tape_dealloc(PyObject *object)
     PyObject *all[] = {tape->tensor, tape->parameter, tape->plain, tape->digest, tape->threads, tape->release,
                        tape->leaves, tape->other, tape->busy, tape->calm, tape->modes, tape->unseen, tape->names, tape->keywords, tape->others, tape->events,
                        tape->operators, tape->kinds, tape->numbers, tape->lines, tape->weights, tape->clock, tape->measured,
-                       tape->new_page, tape->new_kernel, tape->stream, tape->current, tape->capturing, tape->placed};
+                       tape->new_page, tape->new_kernel, tape->stream, tape->current, tape->capturing, tape->placed,
+                       tape->contents, tape->fresh, tape->play};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         Py_XDECREF(all[i]);
     free_devices(tape);
@@ -881,6 +922,7 @@ static PyMethodDef tape_methods[] = {
     {"note_views", (PyCFunction)(void (*)(void))tape_note_views, METH_FASTCALL, NULL},
     {"devices", (PyCFunction)(void (*)(void))tape_devices, METH_FASTCALL, NULL},
     {"forget", tape_forget, METH_NOARGS, NULL},
+    {"keep", (PyCFunction)(void (*)(void))tape_keep, METH_FASTCALL, NULL},
     {"open", tape_open, METH_NOARGS, NULL},
     {"shut", tape_shut, METH_NOARGS, NULL},
     {"take", tape_take, METH_NOARGS, NULL},
@@ -901,12 +943,12 @@ static int make_texts(void)
                            "__exit__", "_version", "cpu", "f_back", "f_lasti", "tape", "slowly", "note_slowly", "end_slowly",
                            "api", "records", "hand", "packed", "measured", "called", "operators", "scalars", "path", "op", "level",
                            "module", "number", "id", "module_id", "selected", "recorded", "parameters", "name", "wanted",
-                           "forward", "__dict__", "popleft", "__name__", "before", "view", "root_call", "input", "output", "aten", "", "None"};
+                           "kept", "noted", "write_frames", "keep_seen", "count_lost", "count_cut_short", "forward", "__dict__", "popleft", "__name__", "before", "view", "root_call", "input", "output", "aten", "", "None"};
     PyObject **names[] = {&is_neg, &untyped_storage, &nbytes_name, &storage_offset, &cdata, &weak_ref, &zero_text, &enter_name,
                           &exit_name, &version_name, &cpu_text, &f_back, &f_lasti, &tape_name, &slowly, &note_slowly, &end_slowly,
                           &api_text, &records_name, &hand_name, &packed_name, &measured_name, &called_name, &operators_name, &scalars_name,
                           &path_name, &op_name, &level_name, &module_text, &number_name, &id_name, &module_id_name,
-                          &selected_name, &recorded_name, &parameters_name, &name_name, &wanted_name, &forward_text, &dict_name,
+                          &selected_name, &recorded_name, &parameters_name, &name_name, &wanted_name, &kept_name, &noted_name, &write_name, &keep_name, &lose_name, &cut_short_name, &forward_text, &dict_name,
                           &popleft_name, &class_name, &before_name, &view_name, &root_call_name, &input_text, &output_text, &aten_text, &empty_text, &none_text};
     _Static_assert(sizeof texts / sizeof *texts == sizeof names / sizeof *names, "each name has a text");
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
