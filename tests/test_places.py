@@ -12,6 +12,8 @@ import llmdebug_nb as ld
 from llmdebug_nb.align.batch_layout import BatchMap, TokenSpan, batch_map
 from llmdebug_nb.align.layout_search import search
 from llmdebug_nb.comparison.padding import NO_TOKEN
+from llmdebug_nb.comparison.sorted_tokens import SORTED
+from llmdebug_nb.core.kernels.nearest import nearest_rows
 from llmdebug_nb.core.reasons import OTHER_BATCH
 from models import llama, prompt
 from test_layout_finder import found
@@ -283,3 +285,125 @@ def test_experts_of_padding_hide_no_bug_and_raise_no_alarm(other, mode, bug):
     else:
         assert report.verdict in AGREED
         assert report.coverage.observables == report.coverage.observables_matched
+
+
+def _one_expert_each():
+    """Return a model that sends each token to one expert: as many sorted rows as tokens."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.Qwen3MoeConfig(
+        num_hidden_layers=2, hidden_size=32, intermediate_size=48, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, num_experts=4, num_experts_per_tok=1,
+        moe_intermediate_size=24, norm_topk_prob=False, vocab_size=60, initializer_range=0.3,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    return transformers.Qwen3MoeForCausalLM._from_config(config, attn_implementation="eager").eval()
+
+
+def _sorted_otherwise(other, mode, bug=None, pad=0):
+    """Compare two ways to run one model in which the tokens that experts sort lie elsewhere."""
+    model, ids = _one_expert_each(), prompt(batch=2) % 50 + 3
+    mask = torch.ones_like(ids)
+    mask[0, :pad] = 0
+    golden = _generated("golden", model, ids, mode, attention_mask=mask)
+    given = {
+        "no cache": (ids, {"attention_mask": mask, "use_cache": False}),
+        "one row": (ids[1:], {"attention_mask": mask[1:]}),
+        "swapped rows": (ids.flip(0), {"attention_mask": mask.flip(0)}),
+        "sdpa": (ids, {"attention_mask": mask}),
+        "static": (
+            ids,
+            {
+                "attention_mask": mask,
+                "cache_implementation": "static",
+                "disable_compile": True,
+            },
+        ),
+    }
+    if other == "sdpa":
+        model.set_attn_implementation("sdpa")
+    if bug is not None:
+        bug(model.model.layers[1].mlp)
+    mine_ids, arguments = given[other]
+    mine = _generated("mine", model, mine_ids, mode, **arguments)
+    return ld.compare(golden, mine, progress=False)
+
+
+SORTED_OTHERWISE = [
+    ("no cache", 0), ("no cache", PAD), ("one row", 0), ("one row", PAD), ("swapped rows", 0),
+    ("sdpa", PAD), ("static", PAD),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["module", "module+api"])
+@pytest.mark.parametrize(("other", "pad"), SORTED_OTHERWISE)
+def test_tokens_of_one_expert_each_agree_wherever_they_are_sorted_to(other, pad, mode):
+    report = _sorted_otherwise(other, mode, pad=pad)
+    assert report.verdict in AGREED
+    assert not report.findings
+    assert report.coverage.observables == report.coverage.observables_matched == 3
+    assert any(d.reason == SORTED for d in report.differences)
+
+
+def _wrong_weight(mlp):
+    mlp.experts.down_proj.data[:, 3] *= 1.5
+
+
+def _wrong_activation(mlp):
+    mlp.experts.act_fn = torch.nn.GELU(approximate="tanh")
+
+
+def _wrong_router(mlp):
+    mlp.gate.weight.data[1] *= -2.0
+
+
+def _tokens_of_others(mlp):
+    mlp.experts.register_forward_pre_hook(lambda module, args: (args[0].roll(1, 0), *args[1:]))
+
+
+def _not_put_back(mlp):
+    mlp.experts.register_forward_hook(lambda module, args, out: out.roll(1, 0))
+
+
+@pytest.mark.parametrize(
+    ("other", "pad", "mode"),
+    [("no cache", 0, "module+api"), ("one row", PAD, "module"), ("sdpa", PAD, "module+api")],
+)
+@pytest.mark.parametrize(
+    ("bug", "place"),
+    [
+        (_wrong_weight, "experts"), (_wrong_activation, "experts.act_fn"),
+        (_wrong_router, "gate"), (_tokens_of_others, ""), (_not_put_back, "experts"),
+    ],
+)  # fmt: skip
+def test_a_bug_among_sorted_tokens_is_found_where_it_is(bug, place, other, pad, mode):
+    report = _sorted_otherwise(other, mode, bug, pad)
+    assert report.verdict == "diverged"
+    first = report.findings[0]
+    assert first.path.partition("/")[0] == f"model.layers.1.mlp.{place}".rstrip(".")
+    assert first.difference.site.step == 0
+
+
+@given(
+    tokens=st.integers(1, 9), more=st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_rows_are_known_by_what_they_hold_and_taken_once(tokens, more, seed):
+    draw = torch.Generator().manual_seed(seed)
+    shared = torch.randn(tokens, 8, generator=draw)
+    sides = []
+    for count in more:
+        rows = torch.cat([shared, 9 + torch.randn(count, 8, generator=draw)])
+        sides.append(rows[torch.randperm(len(rows), generator=draw)])
+    golden, mine = nearest_rows(*sides, tokens)
+    assert torch.equal(golden, mine)
+    assert len(golden.unique(dim=0)) == tokens
+    assert nearest_rows(sides[0], sides[1][:, :3], tokens) is None
+    assert nearest_rows(*(side[:, :1] for side in sides), tokens) is None
+    assert nearest_rows(*sides, max(map(len, sides)) + 1) is None
+
+
+def test_an_order_of_other_tokens_is_no_near_tie_of_counts():
+    """What experts count in one row and in two differs; nothing behind it is left out for that."""
+    report = _sorted_otherwise("one row", "module+api", pad=PAD)
+    assert not any("near tie" in (d.reason or "") for d in report.differences)

@@ -46,6 +46,7 @@ class CallFeatures:
 
 
 _label = operator.attrgetter("anchor", "op", "shape")
+_shapeless = operator.attrgetter("anchor", "op")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,8 @@ def is_parallel(
     golden: Sequence[CallFeatures], mine: Sequence[CallFeatures], tolerance: MatchTolerance
 ) -> bool:
     """Tell whether both sequences make the same calls in the same order."""
-    same_labels = list(map(_label, golden)) == list(map(_label, mine))
+    label = _shapeless if tolerance.any_shape else _label
+    same_labels = list(map(label, golden)) == list(map(label, mine))
     return same_labels and not _moved(golden, mine, tolerance.sure_digits)
 
 

@@ -238,7 +238,7 @@ def _finished(row: Measured, outcome: Outcome | None, rounded: _Rounded) -> Meas
         if outcome.rounded is not None:
             its.setdefault(golden.payload, outcome.rounded[0])
             own.setdefault(mine.payload, outcome.rounded[1])
-        row.of_tokens = outcome.of_tokens
+        row.of_tokens, row.in_any_order = outcome.of_tokens, outcome.in_any_order
     row.rounded = its.get(golden.payload, 0.0), own.get(mine.payload, 0.0)
     return row
 

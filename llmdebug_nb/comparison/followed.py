@@ -32,6 +32,15 @@ class Followed:
         """Tell whether a call takes one."""
         return site.key in self._calls
 
+    def make(self, pair: Pair) -> bool:
+        """Tell whether both tensors of a pair are made of one, or are one that was seen before."""
+        golden, mine = pair.golden, pair.mine
+        if not self or golden is None or mine is None:
+            return False
+        if golden.site.role == "output":
+            return self.are_given_to(golden.site)
+        return self.hold(pair) or self.are_viewed(golden, mine)
+
     def hold(self, pair: Pair) -> bool:
         """Tell whether a pair is one that was seen before, in any step."""
         return _contents(pair) in self._contents
@@ -48,6 +57,11 @@ class Followed:
 
 
 def _contents(pair: Pair) -> object:
-    """Return what both tensors hold, in any step: caches hold the states of steps before."""
-    prints = [r and r.summary.fingerprint for r in (pair.golden, pair.mine)]
-    return tuple(prints) if all(prints) else pair
+    """Return what both tensors hold, in any step: caches hold the states of steps before.
+
+    Two constants may be anything.
+    """
+    records = [record for record in (pair.golden, pair.mine) if record is not None]
+    prints = [record.summary.fingerprint for record in records]
+    tells = any(record.summary.min != record.summary.max for record in records)
+    return tuple(prints) if tells and len(prints) == 2 and all(prints) else pair

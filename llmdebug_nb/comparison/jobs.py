@@ -8,14 +8,15 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import torch
 
-from llmdebug_nb.comparison import clipping, grain, metrics
+from llmdebug_nb.comparison import clipping, grain, metrics, sorted_tokens
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.measured import OfTokens
+from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.comparison.padding import of_tokens
 from llmdebug_nb.comparison.weight_noise import TURNED, shown, turned
 from llmdebug_nb.core import constants
@@ -63,13 +64,14 @@ class Outcome:
 
     ``metrics``: None if it failed, then ``remark`` says why; else it says how it was measured.
     ``rounded``: the epsilons of the coarsest dtypes that hold golden's and mine's values, None if
-    they could not be read. ``of_tokens``: see `Measured`.
+    they could not be read. ``of_tokens``, ``in_any_order``: see `Measured`.
     """
 
-    metrics: metrics.Metrics | None
+    metrics: Metrics | None
     remark: str | None
     rounded: tuple[float, float] | None
     of_tokens: OfTokens | None = None
+    in_any_order: Metrics | None = None
 
 
 class Work(Protocol):
@@ -110,20 +112,17 @@ def measured(job: Job, load_golden: Load, load_mine: Load, custom: Custom | None
     try:
         g, m = load_golden(job.golden), load_mine(job.mine)
         rounded = rounding(g), rounding(m)
-        found, remark, at_tokens = _compared(job, g, m, custom or Custom())
-        return Outcome(found, remark, rounded, at_tokens)
+        return replace(_compared(job, g, m, custom or Custom()), rounded=rounded)
     except (CorruptDumpError, TensorLookupError, ValueError) as error:
         return Outcome(None, str(error), rounded)
 
 
-def _compared(
-    job: Job, g: torch.Tensor, m: torch.Tensor, custom: Custom
-) -> tuple[metrics.Metrics, str | None, OfTokens | None]:
-    """Return the metrics of two tensors, a remark on them, and what they are at tokens."""
+def _compared(job: Job, g: torch.Tensor, m: torch.Tensor, custom: Custom) -> Outcome:
+    """Return the metrics of two tensors, a remark on them, and what they are otherwise."""
     of_grain: metrics.Metrics = {}
-    remark = None
+    remark, stored = None, (g, m)
     if job.fit is not None:
-        fit, stored = job.fit, (g, m)
+        fit = job.fit
         steps = None if fit.grain is None else fit.grain(g, m)
         g, m = fit(g, m)
         if steps is not None and fit.integers is not None:
@@ -142,7 +141,23 @@ def _compared(
     numbers = floating or not any(x.is_floating_point() or x.is_complex() for x in (g, m))
     if job.blanks is not None and numbers and g.shape == m.shape:
         at_tokens = of_tokens(g, m, job.blanks, job.logits)
-    return found, remark, at_tokens
+    in_place = found if at_tokens is None or at_tokens.first is None else at_tokens.first
+    in_any_order = None
+    if floating and (count := _count_tokens(job, g)):
+        in_any_order = sorted_tokens.in_any_order(*stored, count, in_place)
+    return Outcome(found, remark, None, at_tokens, in_any_order)
+
+
+def _count_tokens(job: Job, golden: torch.Tensor) -> int:
+    """Return how many rows hold tokens that both runs have; 0 if no other order may differ.
+
+    ``golden``: what is compared of golden's.
+    """
+    shape = job.golden.summary.shape
+    if job.fit is not None:
+        return golden.numel() // shape[1] if job.fit.shared and len(shape) == 2 else 0
+    reading = None if job.blanks is None else next(job.blanks.readings(shape), None)
+    return int((~reading.places).sum()) if reading is not None and reading.batch is None else 0
 
 
 def _bytes(record: Record) -> int:

@@ -31,7 +31,8 @@ class Measured:
     ``remark``: how it was measured, or why not. ``same_bytes``: by fingerprint, None if unknown.
     ``certain``: it diverged, whatever the limit. ``rounded``: the epsilons of the coarsest dtypes
     that hold the values of golden and mine, 0 if unknown. ``of_tokens``: what it is without places
-    of the batch that hold no token, None if there are none in it.
+    of the batch that hold no token, None if there are none in it. ``in_any_order``: what its rows
+    are, known by what they hold; None if they are in place, or are no tokens.
     """
 
     index: int
@@ -42,6 +43,7 @@ class Measured:
     certain: bool = False
     rounded: tuple[float, float] = (0.0, 0.0)
     of_tokens: OfTokens | None = None
+    in_any_order: Metrics | None = None
     error: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,9 +51,12 @@ class Measured:
 
     @property
     def at_tokens(self) -> Measured:
-        """The pair without the rows of places that hold no token."""
+        """The pair without places that hold no token, or with its rows known by what they hold."""
         found = None if self.of_tokens is None else self.of_tokens.first
-        return self if found is None else replace(self, metrics=found)
+        at_tokens = self if found is None else replace(self, metrics=found)
+        if self.in_any_order is None:
+            return at_tokens
+        return min(at_tokens, replace(self, metrics=self.in_any_order), key=lambda m: m.error)
 
     @property
     def is_at_its_place(self) -> bool:

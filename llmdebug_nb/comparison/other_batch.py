@@ -32,12 +32,16 @@ class OfAllBatch:
         if pair.other_batch:
             self._whole.add(pair)
 
-    def holds(self, pair: Pair) -> bool:
+    def holds(self, pair: Pair, is_order: bool) -> bool:
         """Tell whether a pair that differs is made of such tensors, and note it.
 
-        Or it is a view of what has not diverged in which rows and tokens no longer show.
+        Or it is a view of what has not diverged in which rows and tokens no longer show; or an
+        order of all tokens (``is_order``).
         """
         golden, mine = pair.golden, pair.mine
+        if is_order and pair.fit is not None and pair.fit.shared:
+            self._whole.add(pair)
+            return True
         if not pair.other_batch or golden is None or mine is None:
             return False
         kinds = self._whole, self._moved

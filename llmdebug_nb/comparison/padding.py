@@ -115,12 +115,13 @@ class Unasked:
         elif m.error and self._is_made_of(m, self._mixed):
             self._mixed.add(m.pair)  # counts may agree within noise: what is made of them does not
 
-    def is_mixed(self, m: Measured) -> bool:
+    def is_mixed(self, m: Measured, is_order: bool) -> bool:
         """Tell whether a pair that differs is made of all places at once, and note it.
 
-        So are tokens that are sorted by their experts. Rows and tokens show in none of its axes.
+        So is an order of all places (``is_order``). Rows and tokens show in none of its axes.
         """
-        mixed = self._is_made_of(m, self._mixed) or self._is_made_of(m, self._at_blanks)
+        mixed = is_order and m.of_tokens is not None and not self._counts
+        mixed = mixed or self._is_made_of(m, self._mixed) or self._is_made_of(m, self._at_blanks)
         if mixed:
             self._mixed.add(m.pair)
         return mixed
@@ -132,6 +133,4 @@ class Unasked:
         at_tokens = m.of_tokens is not None or (m.pair.fit is not None and m.pair.fit.shared)
         if self._counts or at_tokens or m.certain or golden is None or mine is None:
             return False
-        if golden.site.role == "output":
-            return tensors.are_given_to(golden.site)
-        return tensors.hold(m.pair) or tensors.are_viewed(golden, mine)
+        return tensors.make(m.pair)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -28,6 +28,7 @@ from llmdebug_nb.comparison.noise import (
 from llmdebug_nb.comparison.other_batch import OfAllBatch
 from llmdebug_nb.comparison.padding import MIXED, NO_TOKEN, Unasked
 from llmdebug_nb.comparison.siblings import Siblings
+from llmdebug_nb.comparison.sorted_tokens import SORTED, Sorted
 from llmdebug_nb.comparison.uses import Uses
 from llmdebug_nb.comparison.weight_noise import TURNED, Weights, turned_by
 from llmdebug_nb.core import constants
@@ -215,6 +216,7 @@ class _Judge:
         self._flips: set[tuple[int, int]] = set()
         self._follows: set[object] = set()  # contents of pairs that only a passed-on limit excuses
         self._unasked, self._unknown = Unasked(counts_padding), OfAllBatch()
+        self._sorted = Sorted(counts_padding)
 
     def difference(self, m: Measured) -> Difference:
         """Return the verdict on a pair, and pass its noise on."""
@@ -224,23 +226,28 @@ class _Judge:
             self._unknown.add(m.pair)
             self._noise.add_unpaired(site, eps, shape)
             return self._row(m, UNMATCHED, None, None, {}, m.remark)
+        is_order = self._sorted.is_order(m.pair)
         explained = self._noise.explain(site, eps, shape, _replaced(m.pair))
         row, level = self._judged(m, explained, eps)
-        for at_tokens in self._unasked.readings(m) if row.verdict in MISMATCHES else ():
-            other, its_level = self._judged(at_tokens, explained, eps)
+        for reading, why in self._readings(m) if row.verdict in MISMATCHES else ():
+            other, its_level = self._judged(reading, explained, eps)
             if other.verdict in ("match", "within_noise"):
-                row, level = replace(other, verdict="within_noise", reason=NO_TOKEN), its_level
+                row, level = replace(other, verdict="within_noise", reason=why), its_level
                 break
-        if row.verdict not in MISMATCHES:
+        if row.reason == SORTED:
+            self._sorted.add(m.pair)
+        elif row.verdict not in MISMATCHES:
             self._unasked.agrees(m)
-        elif self._unasked.is_mixed(m):
+        elif self._unasked.is_mixed(m, is_order):
             self._noise.add_unpaired(site, eps, shape)
             return self._row(m, UNMATCHED, None, None, {}, MIXED)
-        if row.verdict == "diverged" and self._unknown.holds(m.pair):
+        differs = row.verdict == "diverged" or row.reason == NEAR_TIE
+        if differs and self._unknown.holds(m.pair, is_order):
             self._noise.add_unpaired(site, eps, shape)
             return self._row(m, UNMATCHED, None, None, {}, OTHER_BATCH)
         if row.verdict == "diverged":
             self._unknown.differ(m.pair)
+            self._sorted.differ(m.pair)
         elif m.pair.fit is not None:
             self._unknown.agree(m.pair)
         if not m.pair.at_its_place and row.verdict == "diverged":
@@ -259,6 +266,11 @@ class _Judge:
         if row.metrics.get("top1_flips") and row.verdict == "within_noise":
             self._flips.add((site.rank, site.generation))
         return row
+
+    def _readings(self, m: Measured) -> Iterator[tuple[Measured, str]]:
+        """Yield a pair as it may be measured otherwise, and why."""
+        yield from ((reading, NO_TOKEN) for reading in self._unasked.readings(m))
+        yield from ((reading, SORTED) for reading in self._sorted.readings(m))
 
     def _turned_by_statistics(self, m: Measured, eps: float) -> float:
         """Return what an optimizer may make of the error of a gradient whose values are unknown."""

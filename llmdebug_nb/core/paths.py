@@ -22,6 +22,7 @@ DEEPEST = 200
 _CACHE = 100_000  # paths: more than a model of a thousand layers has
 _OTHER_ROOT = re.compile(r"[^.~]*~\d+(\.|$)")
 _NUMBER = re.compile(r"\d+")
+_SORTS = re.compile(r"\w+\.(sort|argsort|msort|topk)(\.\w+)?")
 
 
 def is_operator(path: str) -> bool:
@@ -37,6 +38,11 @@ def module_of(path: str) -> str:
 def operator_of(path: str) -> str:
     """Return the operator's name, with those of the operators around it; "" for a module."""
     return path.partition("/")[2]
+
+
+def sorts(op: str) -> bool:
+    """Tell whether an operator, such as ``Torch.sort``, sorts what it is given."""
+    return _SORTS.fullmatch(op) is not None
 
 
 def bounded(path: str) -> str:

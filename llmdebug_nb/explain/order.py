@@ -8,7 +8,6 @@ back.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 
 from llmdebug_nb.core import constants
@@ -16,10 +15,9 @@ from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.kernels.relative import ratio
+from llmdebug_nb.core.paths import sorts
 from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.runs import Runs
-
-_SORTS = re.compile(r"\w+\.(sort|argsort|msort|topk)(\.\w+)?")
 
 
 def reordered(
@@ -88,6 +86,6 @@ def _sorts(row: Difference) -> bool:
         and mine is not None
         and row.site.role == "output"
         and golden.op == mine.op
-        and _SORTS.fullmatch(golden.op) is not None
+        and sorts(golden.op)
         and not is_floating(golden.summary.dtype)
     )
