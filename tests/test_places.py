@@ -407,3 +407,75 @@ def test_an_order_of_other_tokens_is_no_near_tie_of_counts():
     """What experts count in one row and in two differs; nothing behind it is left out for that."""
     report = _sorted_otherwise("one row", "module+api", pad=PAD)
     assert not any("near tie" in (d.reason or "") for d in report.differences)
+
+
+def _bloom():
+    """Return a model whose positions are biases of scores, with heads as rows of the batch."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BloomConfig(
+        n_layer=2, hidden_size=48, n_head=4, vocab_size=60, initializer_range=0.3,
+        bos_token_id=1, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    return transformers.BloomForCausalLM._from_config(config, attn_implementation="eager").eval()
+
+
+def _with_alibi(pad, mode, arguments, bug=None):
+    """Compare a cache that grows with another one, or none. Only a padded batch has its biases."""
+    model, ids = _bloom(), prompt(batch=2) % 50 + 3
+    mask = torch.ones_like(ids)
+    mask[0, :pad] = 0
+    golden = _generated("golden", model, ids, mode, attention_mask=mask)
+    if bug is not None:
+        bug(model.transformer)
+    mine = _generated("mine", model, ids, mode, attention_mask=mask, **arguments)
+    return ld.compare(golden, mine, progress=False)
+
+
+OTHER_CACHES = [
+    {"use_cache": False},
+    {"cache_implementation": "static", "disable_compile": True},
+]
+
+
+@pytest.mark.parametrize("arguments", OTHER_CACHES)
+@pytest.mark.parametrize("mode", ["module", "module+api"])
+@pytest.mark.parametrize("pad", [0, PAD])
+def test_biases_of_positions_agree_with_those_of_another_cache(pad, mode, arguments):
+    report = _with_alibi(pad, mode, arguments)
+    assert report.verdict in AGREED
+    assert not report.findings
+
+
+def _wrong_slopes(model):
+    right = model.build_alibi_tensor
+    model.build_alibi_tensor = lambda *args, **kwargs: right(*args, **kwargs).mul(1.5)
+
+
+def _moved_positions(model):
+    right = model.build_alibi_tensor
+    model.build_alibi_tensor = lambda *args, **kwargs: right(*args, **kwargs).roll(1, -1)
+
+
+def _wrong_scale(model):
+    model.h[1].self_attention.inv_norm_factor *= 1.2
+
+
+@pytest.mark.parametrize("arguments", OTHER_CACHES)
+@pytest.mark.parametrize(
+    ("bug", "places"),
+    [
+        (_wrong_slopes, ("transformer/Tensor.mul",)),
+        # rolled biases reach the same call of the first layer
+        (
+            _moved_positions,
+            ("transformer/Tensor.roll", "transformer.h.0.self_attention/Tensor.baddbmm"),
+        ),
+        (_wrong_scale, ("transformer.h.1.self_attention/Tensor.baddbmm",)),
+    ],
+)  # fmt: skip
+def test_a_bug_in_biases_of_positions_is_found_behind_another_cache(bug, places, arguments):
+    report = _with_alibi(PAD, "module+api", arguments, bug)
+    assert report.verdict == "diverged"
+    assert report.findings[0].path in places
+    assert report.findings[0].difference.site.step == 0

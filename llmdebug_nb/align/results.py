@@ -22,7 +22,7 @@ from llmdebug_nb.core.results import Results
 EARLIER = "same values in an earlier step"
 _Slot = tuple[str, str]  # path and slot
 _Key = tuple[str, tuple[object, ...]]
-_Place = tuple[str, int, str, str]  # path, call, role and slot
+_Place = tuple[str, int, int, str, str]  # path, call of how many, role and slot
 
 
 class ResultMatches:
@@ -161,13 +161,16 @@ class RoleMatches:
 
     Two places that held the same values in an earlier step belong together. So a step of one token
     is paired, whose positions are one number, and a step that differs. Where integers have no
-    partner in the first step, what each other's modules take is tried.
+    partner in the first step, what each other's modules take is tried. Which call of several a
+    place is can be told only in steps that have as many of them.
     """
 
     def __init__(self, layouts: LayoutFinder) -> None:
         self._layouts = layouts
         self._known: dict[_Place, dict[_Place, tuple[Record, Record]]] = {}  # by mine's place
-        self._unread: list[tuple[Record, Record]] = []  # pairs that it lacks, in order
+        # pairs that it lacks, in order, and their places
+        self._unread: list[tuple[tuple[_Place, _Place], tuple[Record, Record]]] = []
+        self._calls: tuple[Counter[str], ...] = ()  # of either side's pass, by path
         self._agreed: dict[tuple[int, int], bool] = {}
 
     def match(
@@ -177,6 +180,7 @@ class RoleMatches:
 
         ``sides``: the records of one pass. ``pairs``: those of the pass that are paired.
         """
+        self._calls = tuple(map(_count_calls, sides))
         both = [(p.golden, p.mine) for p in pairs if p.golden is not None and p.mine is not None]
         done = {one.id for one, _ in both}, {other.id for _, other in both}
         left = [r for r in sides[1] if r.id not in done[1] and r.site.role != "weight"]
@@ -184,21 +188,20 @@ class RoleMatches:
         done[1].update(other.id for _, other in found)
         found += self._counted(sides[0], [r for r in left if r.id not in done[1]])
         yield from found
-        self._unread += (*both, *found)
+        self._unread += [((self._place(g, 0), self._place(m, 1)), (g, m)) for g, m in both + found]
 
     def _as_earlier(
         self, golden_records: Sequence[Record], left: Sequence[Record], done: set[int]
     ) -> Iterator[tuple[Record, Record]]:
         """Yield partners of what is left of mine. ``done``: ids of golden's that have one."""
-        golden = {_place(record): record for record in golden_records}
-        for pair in self._unread:
-            there, here = map(_place, pair)
+        golden = {self._place(record, 0): record for record in golden_records}
+        for (there, here), pair in self._unread:
             self._known.setdefault(here, {}).setdefault(there, pair)
         self._unread.clear()
         for record in left:
             known = [
                 other
-                for place, then in self._known.get(_place(record), {}).items()
+                for place, then in self._known.get(self._place(record, 1), {}).items()
                 if (other := golden.get(place)) is not None
                 and (_counts(record) or other.id not in done)
                 and self._agree(*then)
@@ -223,6 +226,11 @@ class RoleMatches:
             if partner is not None:
                 yield partner, record
 
+    def _place(self, record: Record, side: int) -> _Place:
+        """Return which part a record of golden's (0) or mine's (1) pass plays."""
+        site = record.site
+        return site.path, site.call, self._calls[side][site.path], site.role, site.slot
+
     def _agree(self, golden: Record, mine: Record) -> bool:
         """Tell whether two tensors hold the same values, and not by chance."""
         key = golden.id, mine.id
@@ -238,8 +246,9 @@ def _counts(record: Record) -> bool:
     return whole and record.site.role == "input" and not is_operator(record.site.path)
 
 
-def _place(record: Record) -> _Place:
-    return record.site.path, record.site.call, record.site.role, record.site.slot
+def _count_calls(records: Iterable[Record]) -> Counter[str]:
+    """Return how often each path of a pass is called."""
+    return Counter(path for path, _ in {(r.site.path, r.site.call) for r in records})
 
 
 def _floating(records: Sequence[Record]) -> list[Record]:
