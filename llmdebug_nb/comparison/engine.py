@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from llmdebug_nb.comparison import jobs, metrics
 from llmdebug_nb.comparison.calibration import Calibration
+from llmdebug_nb.comparison.choices import Scores
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.jobs import Job, Load, Outcome, Work, knowing
 from llmdebug_nb.comparison.limits import Limits
@@ -141,6 +142,7 @@ class _Plan:
         # index of each pair with a payload -> number of its job, None if it needs none
         self._open: dict[int, int | None] = {}
         pairs = list(pairs)
+        self._scores = Scores(pairs)
         for golden in [pair.golden for pair in pairs if pair.golden is not None]:
             padding.add(golden)
         self._rows = [self._planned(index, pair) for index, pair in enumerate(pairs)]
@@ -218,7 +220,8 @@ class _Plan:
     def _job(self, pair: Pair, golden: Record, mine: Record) -> int:
         """Return the number of the job that measures two tensors; equal pairs share it."""
         logits = golden.kept is None and self._modules.are_logits(golden)
-        job = Job(golden, mine, pair.fit, logits, self._padding.of(golden.site))
+        blanks, scores = self._padding.of(golden.site), self._scores.of(golden)
+        job = Job(golden, mine, pair.fit, logits, blanks, scores)
         if job.key not in self._numbers:
             self._numbers[job.key] = len(self._jobs)
             self._jobs.append(job)
@@ -239,6 +242,7 @@ def _finished(row: Measured, outcome: Outcome | None, rounded: _Rounded) -> Meas
             its.setdefault(golden.payload, outcome.rounded[0])
             own.setdefault(mine.payload, outcome.rounded[1])
         row.of_tokens, row.in_any_order = outcome.of_tokens, outcome.in_any_order
+        row.gap = outcome.gap
     row.rounded = its.get(golden.payload, 0.0), own.get(mine.payload, 0.0)
     return row
 

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from llmdebug_nb.comparison import clipping, grain, metrics, sorted_tokens
+from llmdebug_nb.comparison import choices, clipping, grain, metrics, sorted_tokens
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.measured import OfTokens
 from llmdebug_nb.comparison.metrics import Metrics
@@ -37,7 +37,7 @@ class Job:
 
     ``golden``, ``mine``: records that hold them. ``fit``: brings them to one shape, None if they
     have one. ``logits``: the figures of tokens are wanted, too. ``blanks``: the places of golden's
-    batch that hold no token.
+    batch that hold no token. ``scores``: golden's, of which these may be the best places.
     """
 
     golden: Record
@@ -45,6 +45,7 @@ class Job:
     fit: Fit | None
     logits: bool
     blanks: Blanks | None = None
+    scores: tuple[Record, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -55,7 +56,8 @@ class Job:
     def key(self) -> Hashable:
         """What the outcome depends on: jobs of one key have one outcome."""
         says = self.fit and self.fit.says
-        return self.golden.payload, self.mine.payload, self.logits, says, self.blanks
+        scores = tuple(record.payload for record in self.scores)
+        return self.golden.payload, self.mine.payload, self.logits, says, self.blanks, scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Outcome:
 
     ``metrics``: None if it failed, then ``remark`` says why; else it says how it was measured.
     ``rounded``: the epsilons of the coarsest dtypes that hold golden's and mine's values, None if
-    they could not be read. ``of_tokens``, ``in_any_order``: see `Measured`.
+    they could not be read. ``of_tokens``, ``in_any_order``, ``gap``: see `Measured`.
     """
 
     metrics: Metrics | None
@@ -72,6 +74,7 @@ class Outcome:
     rounded: tuple[float, float] | None
     of_tokens: OfTokens | None = None
     in_any_order: Metrics | None = None
+    gap: float | None = None
 
 
 class Work(Protocol):
@@ -112,7 +115,8 @@ def measured(job: Job, load_golden: Load, load_mine: Load, custom: Custom | None
     try:
         g, m = load_golden(job.golden), load_mine(job.mine)
         rounded = rounding(g), rounding(m)
-        return replace(_compared(job, g, m, custom or Custom()), rounded=rounded)
+        gap = _gap(g, m if job.fit is None else job.fit(g, m)[1], map(load_golden, job.scores))
+        return replace(_compared(job, g, m, custom or Custom()), rounded=rounded, gap=gap)
     except (CorruptDumpError, TensorLookupError, ValueError) as error:
         return Outcome(None, str(error), rounded)
 
@@ -146,6 +150,14 @@ def _compared(job: Job, g: torch.Tensor, m: torch.Tensor, custom: Custom) -> Out
     if floating and (count := _count_tokens(job, g)):
         in_any_order = sorted_tokens.in_any_order(*stored, count, in_place)
     return Outcome(found, remark, None, at_tokens, in_any_order)
+
+
+def _gap(g: torch.Tensor, m: torch.Tensor, scores: Iterable[torch.Tensor]) -> float | None:
+    """Return by how much two choices differ in score, None if golden chose by none of these."""
+    if g.shape != m.shape or not g.numel():
+        return None
+    gaps = [found for each in scores if (found := choices.gap(g, m, each)) is not None]
+    return min(gaps, default=None)
 
 
 def _count_tokens(job: Job, golden: torch.Tensor) -> int:

@@ -32,7 +32,8 @@ class Measured:
     ``certain``: it diverged, whatever the limit. ``rounded``: the epsilons of the coarsest dtypes
     that hold the values of golden and mine, 0 if unknown. ``of_tokens``: what it is without places
     of the batch that hold no token, None if there are none in it. ``in_any_order``: what its rows
-    are, known by what they hold; None if they are in place, or are no tokens.
+    are, known by what they hold; None if they are in place, or are no tokens. ``gap``: of places
+    among scores, by how much mine's differ in score, see `choices.gap`; None if that is unknown.
     """
 
     index: int
@@ -44,6 +45,7 @@ class Measured:
     rounded: tuple[float, float] = (0.0, 0.0)
     of_tokens: OfTokens | None = None
     in_any_order: Metrics | None = None
+    gap: float | None = None
     error: float = field(init=False)
 
     def __post_init__(self) -> None:

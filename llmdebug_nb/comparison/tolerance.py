@@ -397,10 +397,13 @@ class _Judge:
         if site.role == "input":
             flipped = (site.rank, site.generation) in self._flips
             return NEAR_TIE if flipped and self._noise.is_outermost(site) else None
-        # the values chosen are as good as golden's, or few of many choices differ
-        most = max(1.0, constants.NEAR_TIES * record.summary.numel)
-        few = (m.metrics.get("mismatched") or math.inf) <= most
-        return NEAR_TIE if level.error and (few or self._noise.has_outputs(site)) else None
+        if m.gap is not None:  # noise moves both scores, at most as far as the worst row
+            noise = level.limit(constants.AMPLIFICATION, explained.floor)
+            near = m.gap <= 2 * constants.WORST_ROW * noise
+        else:
+            most = max(1.0, constants.NEAR_TIES * record.summary.numel)
+            near = (m.metrics.get("mismatched") or math.inf) <= most
+        return NEAR_TIE if level.error and near else None
 
 
 def _alone(row: Difference) -> Difference:
