@@ -188,3 +188,42 @@ def test_a_factor_that_all_norms_hide_is_never_blamed():
     findings = scaled(3.0, factor=0.5).findings
     assert findings
     assert all("times 3" not in each.relation for each in findings)
+
+
+class Tied(nn.Module):
+    """Embeds tokens and ends with the same weight."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.project = nn.Embedding(32, 24), nn.Linear(24, 24)
+
+    def forward(self, ids):
+        return F.linear(F.gelu(self.project(self.embed(ids))), self.embed.weight)
+
+
+class TiedToo(Tied):
+    """Takes both weights transposed. ``act``: between them."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.act = act
+
+    def forward(self, ids):
+        x = self.embed.weight[ids] @ self.project.weight.t() + self.project.bias
+        x = self.act(x)
+        return torch.mm(x, self.embed.weight.t())
+
+
+def tied(act):
+    ids = torch.randperm(32, generator=torch.Generator().manual_seed(1))[:9]
+    models = ("golden", Tied()), ("mine", TiedToo(act))
+    runs = (recorded(m, lambda m=m: m(ids), name, mode="module+api") for name, m in models)
+    return ld.compare(*runs)
+
+
+def test_a_weight_that_is_taken_in_two_layouts_is_known_in_both():
+    assert tied(F.gelu).verdict in AGREED
+    (finding,) = tied(torch.tanh).findings
+    assert finding.golden.op == "Functional.gelu"
+    assert finding.mine.line == TiedToo.forward.__code__.co_firstlineno + 2

@@ -108,13 +108,11 @@ class ValueMatches:
         for key in equal:
             self._partners[0][key].append((0.0, key))
             self._partners[1][key].append((0.0, key))
-        golden, mine = (
-            {key: records[0] for key, records in side.items() if key not in equal} for side in sides
-        )
-        wanted = self._wanted
+        golden, mine = ({key: records[0] for key, records in side.items()} for side in sides)
+        wanted = [keys - equal for keys in self._wanted]  # an equal of theirs may lie otherwise
         candidates = [
             both
-            for both in self._candidates(golden, mine)
+            for both in self._candidates(golden, mine, wanted[0] | wanted[1])
             if both[0] in wanted[0] or both[1] in wanted[1]
         ]
         # values are read in execution order: those of a program that runs again come so, too
@@ -123,9 +121,10 @@ class ValueMatches:
             for one, other in sorted(candidates, key=lambda each: golden[each[0]].id)
         }
         whole = [(error, *both) for both in candidates if (error := errors[both]) is not None]
-        for error, one, other in _closest(whole):
+        for error, one, other in _closest(each for each in whole if each[1] not in equal):
             self._partners[0][one].append((error, other))
-        for error, other, one in _closest([(e, m, g) for e, g, m in whole]):
+        turned = [(error, other, one) for error, one, other in whole if other not in equal]
+        for error, other, one in _closest(turned):
             self._partners[1][other].append((error, one))
         for side, alone in enumerate((golden, mine)):
             found = {each[1 + side] for each in whole}
@@ -135,9 +134,12 @@ class ValueMatches:
                 self._partners[1 - side][other].append((error, one))
 
     def _candidates(
-        self, golden: dict[object, Record], mine: dict[object, Record]
+        self, golden: dict[object, Record], mine: dict[object, Record], wanted: set[object]
     ) -> Iterator[tuple[object, object]]:
-        """Yield pairs of keys whose statistics agree, the few best of each tensor."""
+        """Yield pairs of keys whose statistics agree, the few best of each tensor.
+
+        Tensors of a size of which none is ``wanted`` are left out.
+        """
         groups: dict[tuple[int, bool], tuple[list[object], list[object]]] = {}
         for side, records in enumerate((golden, mine)):
             for key, record in records.items():
@@ -145,7 +147,7 @@ class ValueMatches:
                 kind = s.numel, is_floating(s.dtype)
                 groups.setdefault(kind, ([], []))[side].append(key)
         for ours, theirs in groups.values():
-            if not ours or not theirs:
+            if not ours or not theirs or wanted.isdisjoint((*ours, *theirs)):
                 continue
             digits = sequence.digits(
                 [golden[key].summary for key in ours], [mine[key].summary for key in theirs]

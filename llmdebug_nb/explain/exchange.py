@@ -41,10 +41,17 @@ class Exchange:
 
     def same(self, golden: Record, mine: Record) -> bool:
         """Tell whether two tensors are paired, or one has the bytes of the other's partner."""
-        if not self.flows[0].agrees(golden):
+        if self._is_partner(golden, mine, 0):
+            return True
+        return self._is_partner(mine, golden, 1)
+
+    def _is_partner(self, record: Record, other: Record, side: int) -> bool:
+        """Tell whether a tensor agrees, and its partner is another one, or has its bytes."""
+        flow = self.flows[side]
+        if not flow.agrees(record):
             return False
-        others = (d.pair.mine for d in self.flows[0].rows[golden.id])
-        return any(o is not None and (o.id == mine.id or same_bytes(o, mine)) for o in others)
+        partners = ((d.pair.mine, d.pair.golden)[side] for d in flow.rows[record.id])
+        return any(p is not None and (p.id == other.id or same_bytes(p, other)) for p in partners)
 
     def answers(self, golden: FlowCall, mine: FlowCall, left: Record, right: Record) -> bool:
         """Tell whether mine's call does with golden's tensor what golden's call does."""
