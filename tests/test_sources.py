@@ -86,3 +86,68 @@ def test_coverage_says_what_was_found_and_its_share():
         "90 % of golden's 200 values (30 written otherwise, equal in effect) and 1 of 2 results "
         "agree."
     )
+
+
+class Mixed(nn.Module):
+    """Mixes a doubled stream with what a layer adds to it."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.enter, self.mix, self.leave = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        stream = torch.mul(self.enter(x), 2.0)
+        return self.leave(torch.tanh(torch.add(self.mix(stream), stream)))
+
+
+def added(x, layer):
+    return torch.addmm(layer.bias, x, layer.weight.t()) + x
+
+
+class MixedToo(Mixed):
+    """Writes the layers out, and leaves the doubling out."""
+
+    def forward(self, x):
+        stream = x @ self.enter.weight.t() + self.enter.bias  # the last line that agrees
+        stream = added(stream, self.mix)  # takes what was not doubled
+        return torch.tanh(stream) @ self.leave.weight.t() + self.leave.bias
+
+
+class MixedTwice(MixedToo):
+    """Doubles it twice."""
+
+    def forward(self, x):
+        stream = (x @ self.enter.weight.t() + self.enter.bias) * 2.0
+        stream = torch.tanh(added(stream, self.mix) * 2.0)  # doubles once more
+        return stream @ self.leave.weight.t() + self.leave.bias
+
+
+def mixed(mine, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(2))
+    for name, model in ("golden", Mixed()), ("mine", mine()):
+        with ld.dump(model, name=name, mode="module+api"), torch.no_grad():
+            model(x)
+    return ld.compare("golden", "mine")
+
+
+def test_what_mine_leaves_out_has_a_place_behind_the_last_line_that_agrees(monkeypatch, tmp_path):
+    report = mixed(MixedToo, monkeypatch, tmp_path)
+    (finding,) = report.findings
+    assert finding.golden.op == "Torch.mul"
+    assert (finding.mine.lacks, finding.mine.op, finding.mine.path) == (True, "", "")
+    assert finding.mine.line == line_of(MixedToo, "# the last line that agrees")
+    guilty = [pair.mine.line for pair in finding.pairs if pair.state == "guilty"]
+    assert guilty == [finding.mine.line, line_of(MixedToo, "# takes what was not doubled")]
+    where = report.headlines()[0].where
+    assert where.endswith("Torch.mul, not there in mine")
+    assert f"mine:   not there, behind {finding.mine}" in str(report)
+    assert "the module is not in the other run" not in finding.evidence
+
+
+def test_what_mine_adds_has_a_place_in_golden(monkeypatch, tmp_path):
+    (finding,) = mixed(MixedTwice, monkeypatch, tmp_path).findings
+    assert finding.mine.line == line_of(MixedTwice, "# doubles once more")
+    assert finding.golden.lacks
+    assert finding.golden.code.startswith("return self.leave(torch.tanh(torch.add(")

@@ -243,7 +243,9 @@ class Source:
 
     ``path``, ``op``: as in its run. ``file``, ``line``: the line that calls the operator, or where
     the module's forward begins; None if unknown. ``code``: the text of that line, "" if unknown.
-    ``frames``: the call stack, innermost first, up to the module's forward.
+    ``frames``: the call stack, innermost first, up to the module's forward. ``lacks``: the program
+    does not make the call there; then the line is the last one before the place where it would
+    stand, and ``op`` is "".
     """
 
     path: str
@@ -252,6 +254,7 @@ class Source:
     line: int | None = None
     code: str = ""
     frames: tuple[Frame, ...] = ()
+    lacks: bool = False
 
     def __str__(self) -> str:
         """Return ``file:line function``, or the path if the line is unknown."""
@@ -355,8 +358,9 @@ class Finding:
     the row that shows it. ``repro``: a Python script that replays the call from the two dumps.
     ``kernel``: for compiled code the kernel that computes the call in mine, or in golden if mine is
     not fused. ``expected``: the expectation that covers it, or None. ``golden``, ``mine``: the call
-    in each program, None where one lacks it. ``pairs``: the lines of both programs around it, as
-    they answer to each other. ``relation``: a clause on what mine's value is, of golden's.
+    in each program; where one lacks it, the place where it would stand, None if that is unknown.
+    ``pairs``: the lines of both programs around it, as they answer to each other. ``relation``: a
+    clause on what mine's value is, of golden's.
     ``advice``: a clause on what to do; "" stands for the advice that the cause suggests.
     ``proof``: the result of `prove`, in the findings of a report; None if it was not proven.
     """

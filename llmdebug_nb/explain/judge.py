@@ -263,8 +263,8 @@ class Judge:
             words += f", and its result reaches {row.site.role} {row.site.slot} of {row.op}"
         own = (call.golden, None) if owner == "golden" else (None, call.mine)
         alone = ComparedCall(own[0], own[1], call.inputs, call.weights, call.outputs)
-        shown = next(iter(call.outputs or call.inputs), row)
-        return self._placed(Blamed(alone, causes.OTHER_OPS, words, shown), self.calls.holder(call))
+        blamed = self._placed(Blamed(alone, causes.OTHER_OPS, words, row), self.calls.holder(call))
+        return replace(blamed, row=next(iter(call.outputs or call.inputs), row))
 
     def _idle(self, golden: list[ComparedCall], mine: FlowCall, region: Region) -> Blamed:
         """Blame a module that computes and gives what it takes, where golden changes that."""

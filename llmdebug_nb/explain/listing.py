@@ -109,7 +109,8 @@ def _golden(
             anchors |= {} if place is None else {(place, line): most}
         chain = len(in_order(dict.fromkeys(anchors, 1)))
         same_name = mine is not None and code.name == mine.name
-        alone = finding.mine is None and code in own  # the line that mine lacks must be seen
+        lacks = finding.mine is None or finding.mine.lacks
+        alone = lacks and code in own  # the line that mine lacks must be seen
         found.append(((alone, chain, code in own, same_name), _Text(code, rows, anchors)))
     return max(found, key=lambda each: each[0], default=(None, None))[1]
 

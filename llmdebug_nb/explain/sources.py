@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import LinePair, LineState, Source
-from llmdebug_nb.core.paths import is_operator, module_of
+from llmdebug_nb.core.paths import common_ancestor, is_operator, module_of
 from llmdebug_nb.core.places import line_at
 from llmdebug_nb.core.records import CallKey, Frame, Record, forward_in
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.flow import Flow
 from llmdebug_nb.explain.flow_calls import FlowCall, same_bytes
+from llmdebug_nb.explain.gap import gap
 from llmdebug_nb.explain.judge import Blamed
 from llmdebug_nb.explain.runs import Runs, Side
 
@@ -106,6 +108,9 @@ class Places:
         gives = [*self._again(), *self._views(), *self._giver()]
         if gives and found[1] is not None:
             found[1] = gives[0]
+        for at in (0, 1):
+            stands = self._stands(at) if found[at] is None else []
+            found[at] = replace(stands[0], op="", lacks=True) if stands else found[at]
         return found[0], found[1]
 
     def _calling(self, at: int, key: CallKey) -> Source | None:
@@ -133,10 +138,11 @@ class Places:
             for at, calls in enumerate((region.golden, region.mine))
         ]
         views, giver = self._views(), self._giver()
-        if giver:
-            sides[1] = [*giver, *views]
-        else:
-            sides[1] += [*views, *self._takers()] if views else self._stands()
+        lacking = self._stands(1) if self._blamed.call.mine is None else []
+        if lacking or giver:
+            sides[1] = lacking or [*giver, *views]
+        elif views:
+            sides[1] += [*views, *self._takers()]
         count = max(map(len, sides))
         padded = [[*side, *[None] * (count - len(side))] for side in sides]
         guilty = [LinePair(g, m, None, "guilty") for g, m in zip(*padded, strict=True)]
@@ -208,15 +214,21 @@ class Places:
         call = None if record is None else self._flows[1].call(record)
         return [] if call is None or not call.is_operator else [self._of(1, call)]
 
-    def _stands(self) -> list[Source]:
-        """Return the lines between which a call would stand that mine leaves out."""
-        region = self._blamed.region
-        if region is None or region.mine or region.before is None:
+    def _stands(self, at: int) -> list[Source]:
+        """Return the lines between which a call would stand that one program leaves out.
+
+        They are in the innermost function that runs both.
+        """
+        region, side = self._blamed.region, self._sides[at]
+        if region is None:
             return []
-        flow = self._flows[1]
-        makers = [m for r in region.before.inputs if (m := flow.maker(r)) is not None]
-        last = max(makers, key=lambda call: call.start, default=region.before)
-        return [self._of(1, call) for call in dict.fromkeys((last, region.before))]
+        calls = [call for call in gap(region, self._flows, at) if call is not None]
+        path = common_ancestor([module_of(call.key.path) for call in calls])
+        stacks = [side.run.index.frames(call.key, whole=True) for call in calls]
+        within = [
+            own[_shared(own, other) :] for own, other in zip(stacks, stacks[::-1], strict=True)
+        ]
+        return [_source(side, path, "", frames) for frames in within if frames]
 
     def _of(self, at: int, call: FlowCall) -> Source:
         return of_call(self._sides[at], call.key, call.records_of[0].op)

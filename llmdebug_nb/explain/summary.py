@@ -125,14 +125,16 @@ def headline(finding: Finding) -> Headline:
 
 def _where(finding: Finding, path: str) -> str:
     """Return ``path (class in mine, was class in golden)``; of an operator, module and name."""
-    golden, mine = finding.golden, finding.mine
+    golden, mine = (
+        None if side is None or side.lacks else side for side in (finding.golden, finding.mine)
+    )
     side = mine or golden
     here = path if side is None else printable(side.path) or path
     was = ""
     if golden is not None and mine is not None:
         was = f", was {printable(golden.op)}" if golden.op != mine.op else ""
     elif side is not None:
-        was = f", not in {'golden' if golden is None else 'mine'}"
+        was = f", not there in {'golden' if golden is None else 'mine'}"
     op = printable(finding.op if side is None else side.op)
     if is_operator(here):
         return f"{module_of(here)} · {op}{was}"
@@ -183,7 +185,7 @@ def _cause(findings: Sequence[Finding]) -> str:
 
 def _advice(finding: Finding) -> str:
     """Return the advice that the cause suggests; code written otherwise has values of its own."""
-    ops = {side.op for side in (finding.golden, finding.mine) if side is not None}
+    ops = {side.op for side in (finding.golden, finding.mine) if side is not None} - {""}
     rewritten = len(ops) > 1 or any(pair.state == "rewritten" for pair in finding.pairs)
     cause = causes.OTHER_OPS if rewritten and finding.cause == causes.SCALAR else finding.cause
     return _NEXT.get(cause, "Look at the code there")

@@ -21,6 +21,7 @@ from llmdebug_nb.show.tensors import number
 from llmdebug_nb.show.view_data import ViewData
 
 _NONE = "does it otherwise, or not at all"
+_BEHIND = "not there, behind "
 _UNKNOWN = "its line was not recorded"
 # as the explorer marks lines
 _MARKS = {"": "", "equal": "=", "rewritten": "≡", "guilty": "✗", "inherited": "⤵"}
@@ -117,8 +118,8 @@ def _source_view(which: wire.Which, source: Source | None) -> wire_findings.Sour
         return {"which": which, "place": _NONE, "call": "", "code": "", "frames": []}
     return {
         "which": which,
-        "place": str(source) if source.file else _UNKNOWN,
-        "call": f"{source.path or '(root)'} ({source.op})",
+        "place": f"{_BEHIND if source.lacks else ''}{source}" if source.file else _UNKNOWN,
+        "call": "" if source.lacks else f"{source.path or '(root)'} ({source.op})",
         "code": source.code,
         "frames": [f"{frame.file}:{frame.line} {frame.function}" for frame in source.frames[1:]],
     }
