@@ -8,6 +8,7 @@ from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.explain.calls import ComparedCall
 from llmdebug_nb.explain.edges import slots
 from llmdebug_nb.explain.flow import AGREES
+from llmdebug_nb.explain.frontier import Region
 
 
 def of_inputs(call: ComparedCall) -> str:
@@ -21,6 +22,15 @@ def of_inputs(call: ComparedCall) -> str:
     if worst == 0.0:
         return "its input tensors are identical"
     return f"its inputs agree (error {worst:.2g})"
+
+
+def of_numbers(region: Region) -> str:
+    """Return a clause on the number that the two calls of a region have otherwise."""
+    assert region.numbers is not None
+    theirs, ours = (calls[0].outputs[0].op for calls in (region.golden, region.mine))
+    golden, mine = region.numbers
+    words = f"{ours} takes {mine} in mine where {theirs} takes {golden} in golden"
+    return f"{words}, and with golden's number it gives what golden computes"
 
 
 def of_expected(entering: Sequence[Difference], behind_tie: bool = False) -> str:

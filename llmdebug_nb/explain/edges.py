@@ -183,3 +183,16 @@ def near(calls: list[ComparedCall], side: int, row: Difference) -> list[Compared
         return key is None or module_of(key.path) not in own
 
     return sorted(calls, key=is_elsewhere)
+
+
+def around(record: Record | None) -> str:
+    """Return the path of the module whose code passes a tensor on: to a call, or as its output."""
+    path = record.site.path if record is not None else ""
+    gives = record is not None and record.site.role == "output"
+    return module_of(path) if is_operator(path) or gives else parent_of(path)
+
+
+def module_on(row: Difference, side: int) -> str:
+    """Return the module of golden's (0) or mine's (1) tensor of a row, "" for none."""
+    record = (row.pair.golden, row.pair.mine)[side]
+    return record.site.path if record is not None else ""

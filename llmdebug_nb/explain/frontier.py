@@ -39,7 +39,8 @@ class Region:
     views between the recorded calls make the difference. ``entries``: the rows of the tensors
     that agree or differ as expected; ``expected``: the latter. ``before``: the call of the other
     side before which one-sided calls stand. ``taken``: the tensor that mine takes in place of
-    another one, and that other one of golden.
+    another one, and that other one of golden. ``numbers``: golden's and mine's, as texts, where a
+    number of mine's call makes the difference; golden's call has its own.
     """
 
     row: Difference
@@ -49,6 +50,7 @@ class Region:
     before: FlowCall | None = None
     taken: tuple[Record, Record] | None = None
     expected: list[Difference] = field(default_factory=list)
+    numbers: tuple[str, str] | None = None
 
     @property
     def takes(self) -> tuple[Record | None, Record | None]:

@@ -13,17 +13,18 @@ from dataclasses import dataclass, replace
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import EXPECTED, Difference
-from llmdebug_nb.core.paths import common_ancestor, is_operator, module_of, parent_of
+from llmdebug_nb.core.paths import common_ancestor, module_of
 from llmdebug_nb.core.reasons import AFTER_TIE
-from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain import causes, clauses, overflow, scalars, verify, weight_order
 from llmdebug_nb.explain.calls import Calls, ComparedCall, as_one, same_operator
 from llmdebug_nb.explain.edges import (
     OwnRounding,
+    around,
     changes_nothing,
     innermost,
     input_name,
     kind_of,
+    module_on,
     near,
     origin,
 )
@@ -100,6 +101,10 @@ class Judge:
         reordered = self._reordered(region)
         if reordered is not None:
             return reordered
+        if region.numbers is not None:  # the call itself computes correctly
+            theirs, ours = (calls[0] for calls in self.calls.both(region))
+            evidence = f"{clauses.of_numbers(region)}; {clauses.of_difference(row)}"
+            return Blamed(as_one(theirs, ours), causes.SCALAR, evidence, row)
         golden, mine = self._acts(region)
         given = row.site.role == "input" or region.before is not None
         if (given and not golden and not mine) or self._is_from_caller(region):
@@ -138,17 +143,19 @@ class Judge:
         row = self.turning.wrong(region)
         if row is not None:
             words = "mine turns other channels of a head together than golden, and the rows of"
-            return self._misplaced(region, row, f"{words} {_module(row, 1)} are not in that order")
+            return self._misplaced(
+                region, row, f"{words} {module_on(row, 1)} are not in that order"
+            )
         row = weight_order.never_undone(self._flows, region.entries)
         if row is not None:
-            words = f"{_module(row, 1)} has golden's rows in another order"
+            words = f"{module_on(row, 1)} has golden's rows in another order"
             return self._misplaced(region, row, f"{words}, and mine takes none of golden's parts")
         rows = None
         if golden is not None and mine is not None:
             rows = weight_order.in_other_order(self._flows, golden, mine)
         if rows is None:
             return self._unlike_other_layers(region)
-        theirs, ours = (" and ".join(dict.fromkeys(_module(d, n) for d in rows)) for n in (0, 1))
+        theirs, ours = (" and ".join(dict.fromkeys(module_on(d, n) for d in rows)) for n in (0, 1))
         words = f"the weights of {theirs} lie in another order in mine: {ours}"
         return self._misplaced(region, rows[0], words)
 
@@ -166,7 +173,9 @@ class Judge:
         row = weight_order.unlike_other_layers(self._flows[0], taken)
         if row is None:
             return None
-        words = f"the weight of {_module(row, 0)} lies in {_module(row, 1)} otherwise than it does"
+        words = (
+            f"the weight of {module_on(row, 0)} lies in {module_on(row, 1)} otherwise than it does"
+        )
         return self._misplaced(region, row, f"{words} in most layers")
 
     def _overflow(self, row: Difference) -> Blamed | None:
@@ -239,7 +248,7 @@ class Judge:
             record = region.takes[at]
             makers = [] if record is None else flow.makers(record, last)
             paths = [module_of(call.key.path) for call in makers]
-            found.append(common_ancestor(paths) if paths else _around(record))
+            found.append(common_ancestor(paths) if paths else around(record))
         return found[0], found[1]
 
     def _first_alone(self, calls: list[ComparedCall], region: Region, at: int) -> ComparedCall:
@@ -436,15 +445,3 @@ class Judge:
         row = max(call.outputs, key=lambda d: d.error or 0.0)
         words = f"{words}; {suspect.path} magnifies that error beyond its limit"
         return Blamed(call, causes.INTRODUCED, words, row)
-
-
-def _around(record: Record | None) -> str:
-    """Return the path of the module whose code passes a tensor on: to a call, or as its output."""
-    path = record.site.path if record is not None else ""
-    gives = record is not None and record.site.role == "output"
-    return module_of(path) if is_operator(path) or gives else parent_of(path)
-
-
-def _module(row: Difference, side: int) -> str:
-    record = (row.pair.golden, row.pair.mine)[side]
-    return record.site.path if record is not None else ""

@@ -30,16 +30,24 @@ class Narrowing:
 
     def narrowed(self, region: Region) -> Region:
         """Return the region without the calls that only pass its error on."""
-        region = (
-            self._given(region) or self._hidden(region) or self._around(self._backwards(region))
-        )
-        operators = [[c for c in side if c.is_operator] for side in (region.golden, region.mine)]
-        if all(operators) and sum(map(len, operators)) > 2:
-            theirs, ours = operators
-            data = self.depending_on_data(theirs, 0), self.depending_on_data(ours, 1)
-            rewritten = Rewritten(self.exchange, self._runs, region, theirs, ours, data)
+        found = self._given(region) or self._hidden(region)
+        rewritten = None if found else self._rewritten(region)
+        numbered = None if rewritten is None else rewritten.by_number()
+        if numbered is not None:
+            return numbered
+        region = found or self._around(self._backwards(region))
+        rewritten = self._rewritten(region)
+        if rewritten is not None:
             region = self._around(self._made(rewritten.narrowed(), region))
         return self._chosen(region)
+
+    def _rewritten(self, region: Region) -> Rewritten | None:
+        """Return the region as one that is written otherwise; None if two calls are all of it."""
+        theirs, ours = ([c for c in side if c.is_operator] for side in (region.golden, region.mine))
+        if not theirs or not ours or len(theirs) + len(ours) <= 2:
+            return None
+        data = self.depending_on_data(theirs, 0), self.depending_on_data(ours, 1)
+        return Rewritten(self.exchange, self._runs, region, theirs, ours, data)
 
     def _made(self, region: Region, whole: Region) -> Region:
         """Return the region behind two tensors that calls take, if both programs make them there.

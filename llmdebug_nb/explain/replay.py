@@ -9,7 +9,7 @@ Nothing in a dump is evaluated: `operators.py` lists what is replayed, `executio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -20,7 +20,7 @@ from llmdebug_nb.core.records import CallKey, Record
 from llmdebug_nb.explain import arguments
 from llmdebug_nb.explain.execution import Task
 from llmdebug_nb.explain.operators import CannotReplay, replayed
-from llmdebug_nb.explain.runs import Runs, Side
+from llmdebug_nb.explain.runs import Runs, Scalar, Side
 
 _DOUBLE = epsilon("float64")
 
@@ -28,13 +28,20 @@ _DOUBLE = epsilon("float64")
 class Replayed:
     """A recorded operator call of one side, to be replayed on its own tensors or on others.
 
-    ``backward``: also an operator of the dispatcher that ran in a backward pass.
+    ``backward``: also an operator of the dispatcher that ran in a backward pass. ``scalars``: its
+    arguments that are no tensors, if not the recorded ones.
 
     Raises:
         CannotReplay: the call can't be replayed.
     """
 
-    def __init__(self, side: Side, key: CallKey, backward: bool = False) -> None:
+    def __init__(
+        self,
+        side: Side,
+        key: CallKey,
+        backward: bool = False,
+        scalars: Mapping[str, Scalar] | None = None,
+    ) -> None:
         self.side, self.key = side, key
         self.records: list[Record] = side.records(key, "input")
         outputs = side.records(key, "output")
@@ -44,7 +51,7 @@ class Replayed:
             raise CannotReplay("calls of backward passes are not replayed")
         self.op = outputs[0].op
         self.name, _ = replayed(self.op)
-        self.arguments = arguments.arguments_of(self.records, side.scalars(key))
+        self.arguments = arguments.arguments_of(self.records, scalars or side.scalars(key))
         self._shapes = {record.site.slot: record.summary.shape for record in outputs}
         recorded = sum(record.summary.numel for record in (*self.records, *outputs))
         self._most = constants.REPLAY_GROWTH * (recorded + 1)

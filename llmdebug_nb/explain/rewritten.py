@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon, is_floating
 from llmdebug_nb.core.records import Record
+from llmdebug_nb.explain import numbers
 from llmdebug_nb.explain.exchange import Exchange
 from llmdebug_nb.explain.flow_calls import FlowCall, is_telling
 from llmdebug_nb.explain.frontier import Region
@@ -61,6 +62,19 @@ class Rewritten:
             computes = next((c for c in suspects if not self._known.moves(c)), suspects[0])
             suspects = self._first_lines([*self._tables(computes), *suspects])
         return found or Region(region.row, golden, suspects, region.entries)
+
+    def by_number(self) -> Region | None:
+        """Return the region of the call of mine that takes another number than golden, if any.
+
+        With golden's it gives what golden computes.
+        """
+        mine, region = self._data[1] or self._mine, self._region
+        for call in self._suspects(mine, self._known, 1)[: constants.REGION_SUSPECTS]:
+            found = numbers.differing(self._golden, call, self._known, self._runs)
+            if found is not None:
+                theirs, there, here = found
+                return Region(region.row, [theirs], [call], region.entries, numbers=(there, here))
+        return None
 
     def _first_lines(self, calls: list[FlowCall]) -> list[FlowCall]:
         """Return the calls of the first lines."""

@@ -1,0 +1,82 @@
+"""A number that the two programs have otherwise, whatever operators take it.
+
+One program gives eps to a norm, the other one adds it in a formula. So it is not asked what takes a
+number, but what is made with it: a call of mine gives what golden computes once it takes golden's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from collections.abc import Collection, Iterator, Sequence
+
+from llmdebug_nb.core import constants
+from llmdebug_nb.explain import arguments
+from llmdebug_nb.explain.flow_calls import FlowCall
+from llmdebug_nb.explain.known import Known
+from llmdebug_nb.explain.operators import CannotReplay, operator
+from llmdebug_nb.explain.replay import Replayed
+from llmdebug_nb.explain.runs import Runs, Scalar, Side
+
+_NUMBERS = ("float", "int")
+
+
+def differing(
+    golden: Sequence[FlowCall], mine: FlowCall, known: Known, runs: Runs
+) -> tuple[FlowCall, str, str] | None:
+    """Return golden's call with a number that mine's call should take, and the texts of both.
+
+    ``golden``: its calls, ``known``: what they compute, which is not what mine's call gives.
+    """
+    theirs: dict[float, tuple[FlowCall, str]] = {}
+    for call in golden:
+        for text in _numbers(runs.golden.scalars(call.key)).values():
+            theirs.setdefault(float(text), (call, text))
+    own = _defaults(mine.outputs[0].op, runs.mine.scalars(mine.key)) if mine.outputs else {}
+    tried = itertools.product(_numbers(own).items(), _with_inverses(theirs))
+    for (slot, text), value in itertools.islice(tried, constants.REGION_CALLS):  # each a replay
+        if math.isclose(float(text), value, rel_tol=constants.SAME_SCALAR):
+            continue
+        if _gives(runs.mine, mine, own | {slot: _scalar(value)}, known):
+            call, there = theirs.get(value) or theirs[1 / value]
+            return call, there, text
+    return None
+
+
+def _gives(side: Side, call: FlowCall, scalars: dict[str, Scalar], known: Known) -> bool:
+    """Tell whether a call gives what the other program computes, once it takes these scalars."""
+    try:
+        again = Replayed(side, call.key, scalars=scalars)
+        results = again.run_on(arguments.loader(side, again.records), strict=False)
+    except CannotReplay:
+        return False
+    return any(known.is_given(result, whole=True) for result in results.values())
+
+
+def _with_inverses(values: Collection[float]) -> Iterator[float]:
+    """Yield numbers, and what multiplies where they divide."""
+    yield from values
+    yield from (1 / value for value in values if value and 1 / value not in values)
+
+
+def _numbers(scalars: dict[str, Scalar]) -> dict[str, str]:
+    """Return the finite numbers among scalars, by slot, as texts."""
+    texts = {slot: text for slot, (kind, text) in scalars.items() if kind in _NUMBERS and text}
+    return {slot: text for slot, text in texts.items() if math.isfinite(float(text))}
+
+
+def _scalar(value: float) -> Scalar:
+    return ("int", str(int(value))) if value == int(value) else ("float", repr(value))
+
+
+def _defaults(op: str, given: dict[str, Scalar]) -> dict[str, Scalar]:
+    """Return the scalars of a call, with the fractions that it was not given: they are defaults."""
+    try:
+        parameters = list(inspect.signature(operator(op)[1]).parameters.values())
+    except (CannotReplay, TypeError, ValueError):  # written in C: no signature
+        return dict(given)
+    names = [p.name for at, p in enumerate(parameters) if str(at) not in given]
+    own = {p.name: p.default for p in parameters if isinstance(p.default, float)}
+    added = {f"kwargs.{name}": own[name] for name in names if name in own}
+    return {slot: ("float", repr(value)) for slot, value in added.items()} | dict(given)
