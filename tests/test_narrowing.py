@@ -227,3 +227,54 @@ def test_a_weight_that_is_taken_in_two_layouts_is_known_in_both():
     (finding,) = tied(torch.tanh).findings
     assert finding.golden.op == "Functional.gelu"
     assert finding.mine.line == TiedToo.forward.__code__.co_firstlineno + 2
+
+
+class Twice(nn.Module):
+    """Norms twice, with two weights, and once more for the result."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.last = (nn.LayerNorm(24) for _ in range(3))
+        self.project, self.head = nn.Linear(24, 24), nn.Linear(24, 8)
+        for norm in (self.first, self.second, self.last):
+            nn.init.normal_(norm.weight)
+            nn.init.normal_(norm.bias)
+
+    def forward(self, x):
+        x = self.second(torch.tanh(self.project(self.first(x))))
+        return self.head(torch.sigmoid(self.last(x)))
+
+
+def normed(x, norm):
+    scaled = F.layer_norm(x, (24,), None, None, 1e-5)
+    return torch.addcmul(norm.bias, scaled, norm.weight)
+
+
+class TwiceToo(Twice):
+    """Norms by a helper. ``again``: the second time with the first weight."""
+
+    def __init__(self, again=False):
+        super().__init__()
+        self.again = again
+
+    def forward(self, x):
+        x = torch.tanh(normed(x, self.first) @ self.project.weight.t() + self.project.bias)
+        x = normed(x, self.first if self.again else self.second)
+        return torch.sigmoid(normed(x, self.last)) @ self.head.weight.t() + self.head.bias
+
+
+def twice(again):
+    x = torch.randn(6, 24, generator=torch.Generator().manual_seed(1))
+    models = ("golden", Twice()), ("mine", TwiceToo(again))
+    runs = (recorded(m, lambda m=m: m(x), name, mode="module+api") for name, m in models)
+    return ld.compare(*runs)
+
+
+def test_a_weight_in_place_of_another_is_blamed_where_the_helper_is_given_it():
+    assert twice(again=False).verdict in AGREED
+    (finding,) = twice(again=True).findings
+    assert finding.mine.line == TwiceToo.forward.__code__.co_firstlineno + 2
+    assert "mine takes golden's" in finding.relation
+    assert " of first/Functional.layer_norm where golden takes " in finding.relation
+    assert finding.relation.endswith(" of second/Functional.layer_norm")

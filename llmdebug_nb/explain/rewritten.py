@@ -55,7 +55,7 @@ class Rewritten:
             return self._by_entries(golden, mine) or Region(
                 region.row, golden, mine, region.entries
             )
-        found = self._given_another(golden, suspects[0])
+        found = self._other_weight(suspects[0]) or self._given_another(golden, suspects[0])
         if found is None and suspects[0] is mine[0]:
             found = self._by_entries(golden, suspects[:1])
         if found is None:
@@ -196,6 +196,29 @@ class Rewritten:
                 chain = [c for c in golden if c.start <= last.start] or [last]
                 return Region(region.row, chain, [], region.entries, call)
         return None
+
+    def _other_weight(self, call: FlowCall) -> Region | None:
+        """Return a smaller region if a call of mine takes a weight that golden takes elsewhere.
+
+        In its place golden takes one of that size that mine takes nowhere.
+        """
+        wanted = [(c, r) for c in self._golden for r in c.inputs if self._is_weight(r, 0)]
+        missing = [each for each in wanted if self._flows[0].agrees(each[1]) is None]
+        for record in call.inputs:
+            known = self._is_weight(record, 1) and self._exchange.is_entry(record, 1)
+            if not known or self._has(1, record, wanted):
+                continue
+            for taker, other in missing:
+                if other.summary.numel == record.summary.numel:
+                    region, taken = self._region, (other, record)
+                    return Region(region.row, [taker], [call], region.entries, taken=taken)
+        return None
+
+    def _is_weight(self, record: Record, side: int) -> bool:
+        """Tell whether an operator takes a tensor of numbers that no call has made."""
+        of_numbers = is_telling(record) and is_floating(record.summary.dtype)
+        base = self._flows[side].base(record)
+        return of_numbers and base.producer is None and self._flows[side].call(base).is_operator
 
     def _mends(self, call: FlowCall, record: Record, other: Record) -> bool:
         """Tell whether a call of mine gives what golden computes once it takes golden's tensor."""

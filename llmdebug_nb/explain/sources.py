@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -200,12 +201,30 @@ class Places:
         here = [at for at, f in enumerate(frames) if views and f[::2] == views[-1].frames[0][::2]]
         if here:
             frames = frames[here[0] :]
+        elif maker is None and region is not None and region.taken is not None:
+            frames = frames[self._shared_by_others(taker) :]
         elif maker is not None and not (around is not None and flow.takes(around, given)):
             frames = frames[_shared(frames, stack(maker.key, whole=True)) :]
         if self._blamed.places is not None:
             own = of_module(side, self._blamed.places[1])
             return [_source(side, own.path, own.op, frames)]
         return [_source(side, taker.key.path, taker.records_of[0].op, frames)]
+
+    def _shared_by_others(self, call: FlowCall) -> int:
+        """Return how many of its innermost lines a call shares with one of its kind that agrees.
+
+        These are the lines of a helper, which works on what it is given.
+        """
+        flow, frames = self._flows[1], self._sides[1].run.index.frames
+        own, op, shared = frames(call.key), call.records_of[0].op, 0
+        for other in flow.calls.values():
+            if other is call or other.records_of[0].op != op or not other.outputs:
+                continue
+            if all(map(flow.agrees, other.outputs)):
+                pairs = zip(own[:-1], frames(other.key), strict=False)
+                same = itertools.takewhile(lambda both: both[0] == both[1], pairs)
+                shared = max(shared, len(list(same)))
+        return shared
 
     def _takers(self) -> list[Source]:
         """Return the line that takes the wrong tensor, if no call of mine is in the region."""
