@@ -31,12 +31,13 @@ class Narrowing:
     def narrowed(self, region: Region) -> Region:
         """Return the region without the calls that only pass its error on."""
         found = self._given(region) or self._hidden(region)
-        rewritten = None if found else self._rewritten(region)
-        numbered = None if rewritten is None else rewritten.by_number()
+        rewritten = self._rewritten(region)
+        numbered = None if found or rewritten is None else rewritten.by_number()
         if numbered is not None:
             return numbered
-        region = found or self._around(self._backwards(region))
-        rewritten = self._rewritten(region)
+        whole, region = region, found or self._around(self._backwards(region))
+        if (region.golden, region.mine) != (whole.golden, whole.mine):
+            rewritten = self._rewritten(region)
         if rewritten is not None:
             region = self._around(self._made(rewritten.narrowed(), region))
         return self._chosen(region)

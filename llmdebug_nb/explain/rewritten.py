@@ -7,6 +7,7 @@ call that gives such a step once it takes another of golden's tensors was given 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon, is_floating
@@ -48,7 +49,7 @@ class Rewritten:
     def narrowed(self) -> Region:
         region = self._region
         golden, mine = self._data[0] or self._golden, self._data[1] or self._mine
-        suspects = self._suspects(mine, self._known, 1)
+        suspects = self._unknown
         golden = self._suspects(golden, self._knows(mine, 1), 0) or golden
         golden, suspects = self._parting(golden, suspects)
         if not suspects:
@@ -66,15 +67,21 @@ class Rewritten:
     def by_number(self) -> Region | None:
         """Return the region of the call of mine that takes another number than golden, if any.
 
-        With golden's it gives what golden computes.
+        With golden's it gives what golden computes. It takes nothing that golden does not know.
         """
-        mine, region = self._data[1] or self._mine, self._region
-        for call in self._suspects(mine, self._known, 1)[: constants.REGION_SUSPECTS]:
+        region, suspects = self._region, self._unknown
+        later = {t for call in suspects for t in self._flows[1].takers(call, suspects)}
+        for call in [call for call in suspects if call not in later][: constants.REGION_SUSPECTS]:
             found = numbers.differing(self._golden, call, self._known, self._runs)
             if found is not None:
                 theirs, there, here = found
                 return Region(region.row, [theirs], [call], region.entries, numbers=(there, here))
         return None
+
+    @cached_property
+    def _unknown(self) -> list[FlowCall]:
+        """Mine's calls that golden does not know."""
+        return self._suspects(self._data[1] or self._mine, self._known, 1)
 
     def _first_lines(self, calls: list[FlowCall]) -> list[FlowCall]:
         """Return the calls of the first lines."""
