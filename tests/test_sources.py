@@ -141,8 +141,8 @@ def test_what_mine_leaves_out_has_a_place_behind_the_last_line_that_agrees(monke
     guilty = [pair.mine.line for pair in finding.pairs if pair.state == "guilty"]
     assert guilty == [finding.mine.line, line_of(MixedToo, "# takes what was not doubled")]
     where = report.headlines()[0].where
-    assert where.endswith("Torch.mul, not there in mine")
-    assert f"mine:   not there, behind {finding.mine}" in str(report)
+    assert where.endswith("Torch.mul, not so in mine")
+    assert f"mine:   not so, behind {finding.mine}" in str(report)
     assert "the module is not in the other run" not in finding.evidence
 
 
@@ -151,3 +151,39 @@ def test_what_mine_adds_has_a_place_in_golden(monkeypatch, tmp_path):
     assert finding.mine.line == line_of(MixedTwice, "# doubles once more")
     assert finding.golden.lacks
     assert finding.golden.code.startswith("return self.leave(torch.tanh(torch.add(")
+
+
+class Shifted(Mixed):
+    """Adds one vector at two places."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.rand(8))
+
+    def forward(self, x):
+        stream = torch.add(self.enter(x), self.shift)
+        return self.leave(torch.add(torch.exp(stream), self.shift))
+
+
+class ShiftedOnce(Shifted):
+    """Adds it at one of them, behind another function."""
+
+    def forward(self, x):
+        stream = x @ self.enter.weight.t() + self.enter.bias + self.shift
+        grown = torch.mul(torch.cosh(stream), 2.0)
+        return grown @ self.leave.weight.t() + self.leave.bias
+
+
+def test_of_a_tensor_that_mine_does_not_take_it_is_not_said_that_the_call_is_missing(
+    monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(2))
+    for name, model in ("golden", Shifted()), ("mine", ShiftedOnce()):
+        with ld.dump(model, name=name, mode="module+api"), torch.no_grad():
+            model(x)
+    (finding,) = ld.compare("golden", "mine").findings
+    assert "only golden calls" not in finding.evidence
+    assert "Torch.add in golden is made with " in finding.evidence
+    assert "which mine does not take there" in finding.evidence
+    assert finding.mine.lacks

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmdebug_nb.core.findings import EXPECTED, Difference
+from llmdebug_nb.core.paths import module_of
+from llmdebug_nb.explain import neighbours
 from llmdebug_nb.explain.calls import ComparedCall
 from llmdebug_nb.explain.edges import slots
-from llmdebug_nb.explain.flow import AGREES
+from llmdebug_nb.explain.flow import AGREES, Flow
 from llmdebug_nb.explain.frontier import Region
 
 
@@ -31,6 +33,15 @@ def of_numbers(region: Region) -> str:
     golden, mine = region.numbers
     words = f"{ours} takes {mine} in mine where {theirs} takes {golden} in golden"
     return f"{words}, and with golden's number it gives what golden computes"
+
+
+def of_missing(region: Region, golden: Flow) -> str:
+    """Return a clause on the tensor of golden that mine takes nowhere; "" if it takes all."""
+    if region.missing is None:
+        return ""
+    name, call = neighbours.name(golden, region.missing), region.golden[0]
+    words = f"{call.outputs[0].op} in golden is made with {name}, which mine does not take there"
+    return f"in {module_of(call.key.path) or 'the model'}: {words}; {of_difference(region.row)}"
 
 
 def of_expected(entering: Sequence[Difference], behind_tie: bool = False) -> str:

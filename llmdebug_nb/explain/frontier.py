@@ -40,7 +40,8 @@ class Region:
     that agree or differ as expected; ``expected``: the latter. ``before``: the call of the other
     side before which one-sided calls stand. ``taken``: the tensor that mine takes in place of
     another one, and that other one of golden. ``numbers``: golden's and mine's, as texts, where a
-    number of mine's call makes the difference; golden's call has its own.
+    number of mine's call makes the difference; golden's call has its own. ``missing``: the tensor
+    that golden's call takes and none of mine's does.
     """
 
     row: Difference
@@ -51,6 +52,7 @@ class Region:
     taken: tuple[Record, Record] | None = None
     expected: list[Difference] = field(default_factory=list)
     numbers: tuple[str, str] | None = None
+    missing: Record | None = None
 
     @property
     def takes(self) -> tuple[Record | None, Record | None]:

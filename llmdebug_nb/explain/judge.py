@@ -119,7 +119,9 @@ class Judge:
                 return self._between(own, row, region)  # code that was not recorded does it there
             if (golden or mine)[-1].one_sided:
                 first = self._first_alone(golden or mine, region, at)
-                return self._one_sided(first, ("golden", "mine")[at], row, region.before)
+                found = self._one_sided(first, ("golden", "mine")[at], row, region.before)
+                told = clauses.of_missing(region, self._flows[0])
+                return replace(found, evidence=told or found.evidence)
             golden = mine = golden or mine  # what the other program does there, it passes on
         if golden and mine and region.is_given_another(self._flows[1]):
             return self._given(golden, mine, row)

@@ -264,8 +264,11 @@ class Rewritten:
             (theirs, wanted), (ours, given) = missing[0], foreign[0]
             return Region(region.row, [theirs], [ours], region.entries, taken=(wanted, given))
         if missing:
-            combined = self._combined(missing[0][0])
-            return Region(region.row, [combined], [], region.entries, self._mine[-1])
+            taker, record = missing[0]
+            return Region(
+                region.row, [self._combined(taker)], [], region.entries, self._mine[-1],
+                missing=record,
+            )  # fmt: skip
         return None
 
     def _combined(self, taker: FlowCall) -> FlowCall:

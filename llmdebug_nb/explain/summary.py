@@ -134,7 +134,7 @@ def _where(finding: Finding, path: str) -> str:
     if golden is not None and mine is not None:
         was = f", was {printable(golden.op)}" if golden.op != mine.op else ""
     elif side is not None:
-        was = f", not there in {'golden' if golden is None else 'mine'}"
+        was = f", not so in {'golden' if golden is None else 'mine'}"
     op = printable(finding.op if side is None else side.op)
     if is_operator(here):
         return f"{module_of(here)} · {op}{was}"

@@ -21,7 +21,7 @@ from llmdebug_nb.show.tensors import number
 from llmdebug_nb.show.view_data import ViewData
 
 _NONE = "does it otherwise, or not at all"
-_BEHIND = "not there, behind "
+_BEHIND = "not so, behind "
 _UNKNOWN = "its line was not recorded"
 # as the explorer marks lines
 _MARKS = {"": "", "equal": "=", "rewritten": "≡", "guilty": "✗", "inherited": "⤵"}
