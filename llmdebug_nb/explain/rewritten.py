@@ -67,11 +67,10 @@ class Rewritten:
     def by_number(self) -> Region | None:
         """Return the region of the call of mine that takes another number than golden, if any.
 
-        With golden's it gives what golden computes. It takes nothing that golden does not know.
+        With golden's it gives what golden computes.
         """
-        region, suspects = self._region, self._unknown
-        later = {t for call in suspects for t in self._flows[1].takers(call, suspects)}
-        for call in [call for call in suspects if call not in later][: constants.REGION_SUSPECTS]:
+        region = self._region
+        for call in self._unknown[: constants.REGION_SUSPECTS]:
             found = numbers.differing(self._golden, call, self._known, self._runs)
             if found is not None:
                 theirs, there, here = found
