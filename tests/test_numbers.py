@@ -111,12 +111,14 @@ def test_norms_of_one_eps_agree_however_they_are_written():
     assert compared(formula(1e-2), fused(1e-2)).verdict in AGREED
 
 
-def test_a_scale_is_compared_with_a_division():
+@pytest.mark.parametrize("scale", [0.25, 49.0])  # the inverse of that one's inverse is another
+def test_a_scale_is_compared_with_a_division(scale):
     def scaled(x, weight):
-        return torch.tanh(torch.mul(x, 0.25)) * weight
+        return torch.tanh(torch.mul(x, scale)) * weight
 
     def divided(x, weight):
         return F.hardtanh(torch.div(x, 8.0).tanh()) * weight
 
     (finding,) = compared(scaled, divided).findings
-    assert "Torch.div takes 8.0 in mine where Torch.mul takes 0.25 in golden" in finding.evidence
+    words = f"Torch.div takes 8.0 in mine where Torch.mul takes {scale} in golden"
+    assert words in finding.evidence

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.explain import arguments
@@ -34,13 +34,15 @@ def differing(
         for text in _numbers(runs.golden.scalars(call.key)).values():
             theirs.setdefault(float(text), (call, text))
     own = _defaults(mine.outputs[0].op, runs.mine.scalars(mine.key)) if mine.outputs else {}
-    tried = itertools.product(_numbers(own).items(), _with_inverses(theirs))
-    for (slot, text), value in itertools.islice(tried, constants.REGION_CALLS):  # each a replay
+    inverses = [(1 / value, said) for value, said in theirs.items() if value]
+    usable = [(v, said) for v, said in (*theirs.items(), *inverses) if math.isfinite(v)]
+    tried = itertools.product(_numbers(own).items(), usable)
+    # each is a replay
+    for (slot, text), (value, said) in itertools.islice(tried, constants.REGION_CALLS):
         if math.isclose(float(text), value, rel_tol=constants.SAME_SCALAR):
             continue
         if _gives(runs.mine, mine, own | {slot: _scalar(value)}, known):
-            call, there = theirs.get(value) or theirs[1 / value]
-            return call, there, text
+            return *said, text
     return None
 
 
@@ -52,12 +54,6 @@ def _gives(side: Side, call: FlowCall, scalars: dict[str, Scalar], known: Known)
     except CannotReplay:
         return False
     return any(known.is_given(result, whole=True) for result in results.values())
-
-
-def _with_inverses(values: Collection[float]) -> Iterator[float]:
-    """Yield numbers, and what multiplies where they divide."""
-    yield from values
-    yield from (1 / value for value in values if value and 1 / value not in values)
 
 
 def _numbers(scalars: dict[str, Scalar]) -> dict[str, str]:
