@@ -113,6 +113,8 @@ def test_another_choice_of_experts_at_a_near_tie_is_reported_and_is_not_a_bug(se
     assert ties
     assert after
     assert {d.verdict for d in ties + after} == {"unmatched"}
+    assert f"{len(after):,} tensors were not compared" in report.summary()
+    assert "no error to explain" not in report.summary()
 
 
 def test_a_token_chosen_otherwise_at_a_near_tie_is_no_bug():

@@ -12,6 +12,7 @@ from llmdebug_nb.core.headline import Headline
 from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.places import in_torch
 from llmdebug_nb.core.printable import bracketed, printable, sentence
+from llmdebug_nb.core.reasons import AFTER_TIE
 from llmdebug_nb.explain import causes
 
 _MADE = {
@@ -212,7 +213,20 @@ def _fine(labels: tuple[str, str], verdict: str, differences: Sequence[Differenc
         place = f"{worst.site.path or 'the model'} with {worst.error or 0.0:.2g}"
         same = f"Nothing diverges: {runs} agree within noise in {all_tensors}; "
         same += f"the largest error is that of {place}."
-    return f"{same} So there is no error to explain. {_next(alone)}"
+    return (
+        f"{same} {_behind_ties(differences) or 'So there is no error to explain.'} {_next(alone)}"
+    )
+
+
+def _behind_ties(differences: Sequence[Difference]) -> str:
+    """Return a sentence on what was not compared, as rounding decides a choice before it."""
+    behind = [d for d in differences if d.reason == AFTER_TIE]
+    if not behind:
+        return ""
+    first = behind[0].site
+    where = f"{first.path or 'the model'} in step {first.step}"
+    count = f"{len(behind):,} tensors were not compared, from {where} on"
+    return f"{count}: rounding decides a choice before them, and the two runs chose otherwise."
 
 
 def _as_expected(labels: tuple[str, str], differences: Sequence[Difference]) -> str:
