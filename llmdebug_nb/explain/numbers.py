@@ -11,6 +11,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import torch
+
 from llmdebug_nb.core import constants
 from llmdebug_nb.explain import arguments
 from llmdebug_nb.explain.flow_calls import FlowCall
@@ -51,9 +53,23 @@ def _gives(side: Side, call: FlowCall, scalars: dict[str, Scalar], known: Known)
     try:
         again = Replayed(side, call.key, scalars=scalars)
         results = again.run_on(arguments.loader(side, again.records), strict=False)
+        inputs = [side.load(record) for record in again.records]
     except CannotReplay:
         return False
-    return any(known.is_given(result, whole=True) for result in results.values())
+    return any(
+        known.is_given(result, whole=True) and _is_made(result, inputs)
+        for result in results.values()
+    )
+
+
+def _is_made(result: torch.Tensor, inputs: Sequence[torch.Tensor]) -> bool:
+    """Tell whether a call makes something of its inputs: not a constant, nor one of them again.
+
+    A factor of 1 gives what it takes, which both programs may have, whatever the factor is.
+    """
+    if not inputs or not result.numel() or bool((result == result.flatten()[0]).all()):
+        return False
+    return not any(torch.equal(result, x) for x in inputs if x.shape == result.shape)
 
 
 def _numbers(scalars: dict[str, Scalar]) -> dict[str, str]:

@@ -223,8 +223,10 @@ class Rewritten:
     def _is_weight(self, record: Record, side: int) -> bool:
         """Tell whether an operator takes a tensor of numbers that no call has made."""
         of_numbers = is_telling(record) and is_floating(record.summary.dtype)
-        base = self._flows[side].base(record)
-        return of_numbers and base.producer is None and self._flows[side].call(base).is_operator
+        flow = self._flows[side]
+        base = flow.base(record)
+        made = base.producer is not None or flow.maker(record) is not None
+        return of_numbers and not made and flow.call(base).is_operator
 
     def _mends(self, call: FlowCall, record: Record, other: Record) -> bool:
         """Tell whether a call of mine gives what golden computes once it takes golden's tensor."""
