@@ -9,15 +9,20 @@ import signal
 import subprocess
 import sys
 import weakref
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import llmdebug_nb as ld
 import test_tape
+from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.tape import native, player
+from llmdebug_nb.capture.tape.player import Player
 from llmdebug_nb.capture.values import KeptValues
 from llmdebug_nb.core.errors import DumpWriteError
 from llmdebug_nb.core.kernels.raw import to_bytes
@@ -383,3 +388,189 @@ def test_a_program_that_is_killed_loses_few_records_that_repeat_others(tmp_path)
     subprocess.run([sys.executable, "-c", REPEATS, tmp_path], timeout=90, check=False)
     there = len([*ld.open_run(tmp_path / "killed").records()])
     assert there > 2 + 2 * 200 - 40
+
+
+# -- code of the program that runs within our own work --------------------------------------------
+
+
+class Lazy(Mapping):
+    """A container whose code does something when its items are asked for."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def __len__(self):
+        return 1
+
+    def __iter__(self):
+        return iter(["a"])
+
+    def __getitem__(self, key):
+        return 1
+
+    def items(self):
+        self.act()
+        return [("a", 1)]
+
+
+ACTS = {
+    "in place": lambda x: x.add_(1),
+    "unseen": lambda x: x.data.add_(1),
+    "freed": lambda x: x.untyped_storage().resize_(0),
+    "another": lambda x: x.set_(torch.full_like(x, 7.0)),
+}
+
+
+class Walked(torch.nn.Module):
+    """Gives a tensor, and a container that acts on it; ``more``: behind that."""
+
+    def __init__(self, act, size, more=()):
+        super().__init__()
+        self.takes, self.act, self.size, self.more = Swallows(), act, size, more
+
+    def forward(self, x):
+        y = torch.arange(float(self.size))
+        self.takes(y, Lazy(lambda: ACTS[self.act](y)), *self.more)
+        return x
+
+
+class Swallows(torch.nn.Module):
+    def forward(self, *given):
+        return torch.ones(2)
+
+
+class Unusual(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("act", sorted(ACTS))
+@pytest.mark.parametrize("size", [10, 100_000, 1_000_000])
+@pytest.mark.parametrize("refused", [False, True])
+def test_values_are_those_of_their_fingerprint_whatever_a_container_does(
+    act, size, refused, tmp_path
+):
+    """A tensor of another class makes C refuse what it has noted so far."""
+    more = (torch.ones(2).as_subclass(Unusual),) if refused else ()
+    model = torch.nn.Sequential(Only(Walked(act, size, more)))
+    run = recorded(tmp_path, "run", model, torch.ones(2), mode="module", stats_only=False)
+    kept = [record for record in run.records() if record.lost is None]
+    assert len(kept) > 10
+    for record in kept:
+        digest = xxhash.xxh3_64_hexdigest(to_bytes(run.load(record)))
+        assert record.summary.fingerprint == f"xxh3:{digest}"
+
+
+CALLS_WITHIN = """
+import os, sys
+import torch
+import llmdebug_nb as ld
+sys.path.insert(0, sys.argv[2])
+from test_kept_in_c import Lazy
+
+class Dies(torch.nn.Module):
+    def forward(self, x, lazy):
+        os.kill(os.getpid(), 9)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dies, self.other = Dies(), torch.nn.Identity()
+    def forward(self, x):
+        calls = Lazy(lambda: self.other(torch.full((3,), 43.0)))
+        self.dies(torch.full((3,), 42.0), calls)
+
+model = torch.nn.Sequential(Model())
+with ld.dump(model, name="killed", path=sys.argv[1], tokens="all"), torch.no_grad():
+    model(torch.ones(2))
+"""
+
+
+def test_a_container_that_calls_the_model_keeps_no_values_from_the_disk(tmp_path):
+    command = [sys.executable, "-c", CALLS_WITHIN, tmp_path, Path(__file__).parent]
+    subprocess.run(command, timeout=90, check=False)
+    run = ld.open_run(tmp_path / "killed")
+    held = [run.load(record).tolist() for record in run.records()]
+    assert [42.0] * 3 in held
+    assert [43.0] * 3 in held
+
+
+def test_values_whose_writing_was_given_up_are_written_for_the_next_record(tmp_path, monkeypatch):
+    """A handler raises while a row is written that a finalizer's call has met meanwhile."""
+    model = torch.nn.Sequential(Only(Changes()))
+    keep, met = KeptValues._keep, []
+
+    def interrupted(self, row, *args):
+        if not met:
+            met.append(row)
+            model[0].inner.other(torch.full((2,), 42.0))
+            raise Timeout
+        return keep(self, row, *args)
+
+    monkeypatch.setattr(KeptValues, "_keep", interrupted)
+    monkeypatch.setattr("llmdebug_nb.core.interrupts.is_of_handler", lambda error: True)
+    with torch.no_grad(), ld.dump(model, name="r", path=tmp_path, tokens="all") as run:
+        with contextlib.suppress(Timeout):
+            model(torch.full((2,), 42.0))
+        model(torch.full((2,), 42.0))
+    assert met
+    within = [record for record in run.records() if record.site.path == "0.inner.other"]
+    assert within
+    for record in within:
+        assert record.lost is None
+        assert run.load(record).numel() == record.summary.numel
+
+
+class Strided(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.takes, self.other = Swallows(), Swallows()
+
+    def forward(self, x):
+        gc.collect()
+        for number in range(60):
+            other = torch.full((30, 3), float(number)).t()
+            waiting = [[] for _ in range(number)]
+            Finalized(lambda other=other: self.other(other))
+            threshold = gc.get_threshold()
+            gc.set_threshold(60)
+            self.takes(torch.randn(30, 3).t())
+            gc.set_threshold(*threshold)
+            del waiting
+            gc.collect()
+        return x
+
+
+class Finalized:
+    def __init__(self, act):
+        self.me, self.act = self, act
+
+    def __del__(self):
+        self.act()
+
+
+@pytest.mark.parametrize("stats_only", [False, True])
+def test_a_finalizer_with_a_strided_tensor_leaves_others_alone(stats_only, tmp_path):
+    """Both are packed in the same memory."""
+    model = torch.nn.Sequential(Only(Strided()))
+    gc.collect()
+    gc.freeze()  # so that collections take little time
+    try:
+        run = recorded(tmp_path, "run", model, torch.ones(2), mode="module", stats_only=stats_only)
+    finally:
+        gc.unfreeze()
+    taken = [r for r in run.records() if r.site.path.endswith("takes") and r.site.role == "input"]
+    assert len(taken) == 120
+    assert all(record.summary.min < record.summary.max for record in taken)
+
+
+def test_recordings_let_go_of_the_model_and_of_themselves(tmp_path):
+    gone = []
+    for number in range(4):
+        model = torch.nn.Sequential(Only(Changes()))
+        with torch.no_grad(), ld.dump(model, name=f"r{number}", path=tmp_path, tokens="all"):
+            model(torch.ones(3))
+        gone.append(weakref.ref(model))
+        del model
+    gc.collect()
+    assert not any(ref() is not None for ref in gone)
+    assert not [each for each in gc.get_objects() if type(each) in (Player, Recorder)]

@@ -57,9 +57,16 @@ class KeptValues:
             self.lose(row, f"{type(error).__name__}: {first_line(error)}")
 
     def first(self, row: Row) -> Row:
-        """Return the row that describes the same content: ``row`` itself if there was none."""
+        """Return the row that describes the same content: ``row`` itself if there was none.
+
+        One that says neither where its values are nor why they are lost is being written within
+        our own work, or was given up.
+        """
         key = row[rows.FINGERPRINT], row[rows.DTYPE], row[rows.SHAPE]
-        return self.contents.setdefault(key, row)
+        known = self.contents.setdefault(key, row)
+        if self.policy.wanted and known[rows.OFFSET] is None and known[rows.LOST] is None:
+            self.contents[key] = known = row
+        return known
 
     def repeat(self, row: Row, known: Row) -> None:
         """Let a row have the values of an equal tensor."""
@@ -106,7 +113,9 @@ class KeptValues:
 
     def describe_seen(self, row: Row, seen: Seen) -> None:
         """Keep the values that the tape has seen, for a row that has all else."""
-        known = seen.known() or self.first(row)
+        known = seen.known()
+        if known is None or (known[rows.OFFSET] is None and known[rows.LOST] is None):
+            known = self.first(row)
         if known is not row:
             self.repeat(row, known)
         else:

@@ -69,7 +69,7 @@ class Seen(Protocol):
     def place(self) -> bytes:
         """Return where it lies in its storage, as `place_of` does."""
 
-    def values(self) -> memoryview | bytes | None:
+    def values(self) -> bytes | None:
         """Return its elements, if they are to be kept and equal ones are not there."""
 
     def known(self) -> Row | None:
@@ -294,7 +294,7 @@ class _NeverSeen:
     def place(self) -> bytes:
         raise NotImplementedError
 
-    def values(self) -> memoryview | bytes | None:
+    def values(self) -> bytes | None:
         raise NotImplementedError
 
     def known(self) -> Row | None:

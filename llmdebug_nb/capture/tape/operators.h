@@ -345,16 +345,16 @@ static PyObject *tape_begin_function(PyObject *object, PyObject *const *given, P
     if (done == DONE)
         done = append_event(tape, PyTuple_Pack(5, given[0], stack, inputs, Py_False, api_text));
     Py_XDECREF(stack);
-    Py_XDECREF(inputs);
     forget_error();
-    if (play_values(tape, done) == DONE)
-        return PyBool_FromLong(done == DONE);
-    PyObject *kind, *value, *trace;
-    PyErr_Fetch(&kind, &value, &trace);
-    append_event(tape, PyTuple_Pack(1, Py_None)); /* the function is not called */
-    PyErr_Clear();
-    PyErr_Restore(kind, value, trace);
-    return NULL;
+    if (done == DONE && play_values(tape, inputs) != DONE) {
+        PyObject *kind, *value, *trace;
+        PyErr_Fetch(&kind, &value, &trace);
+        append_event(tape, PyTuple_Pack(1, Py_None)); /* the function is not called */
+        PyErr_Clear();
+        PyErr_Restore(kind, value, trace);
+    }
+    Py_XDECREF(inputs);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(done == DONE);
 }
 
 /* end_function(results): note that the function has ended that was noted last. `results`: a tuple of one; None: it raised. */
@@ -374,9 +374,11 @@ static PyObject *tape_end_function(PyObject *object, PyObject *results)
     }
     if (done == DONE)
         done = append_event(tape, PyTuple_Pack(1, outputs ? outputs : Py_None));
-    Py_XDECREF(outputs);
     forget_error();
-    return play_values(tape, done) == DONE ? PyBool_FromLong(done == DONE) : NULL;
+    if (done == DONE)
+        play_values(tape, outputs);
+    Py_XDECREF(outputs);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(done == DONE);
 }
 
 /* note_views(operator, args, kwargs, result): note the views that a function has made. */

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import Protocol, TypeVar
@@ -150,7 +151,7 @@ class Player:
         guard.before = player.play
         if not options.stats_only:
             player.keeps = True
-            made.keep(values.contents, functools.partial(guard.run, _nothing))
+            made.keep(values.contents, _player_of(guard))
         if listener.names.selects_all and not options.layers and not options.types:
             player._note_operators(stacks, options.roles)
         return player
@@ -326,6 +327,18 @@ class Player:
 
 def _nothing() -> None:
     """Do no work of our own but what comes before all other."""
+
+
+def _player_of(guard: Guard) -> Callable[[], object]:
+    """Return what plays before no work. It does not hold the guard: the tape can't be collected."""
+    there = weakref.ref(guard)
+
+    def play() -> None:
+        now = there()
+        if now is not None:
+            now.run(_nothing)
+
+    return play
 
 
 def _view(operator: Operator, source: str, args: tuple[object, ...], part: int | None) -> View:

@@ -4,7 +4,7 @@
    play. It works on Python's own lists and counters, so either goes on where the other has stopped. */
 
 enum { MOST_OPEN = 512, MANY_ROWS = 4096 /* as in rows.py */, SHOWN = 200 /* as in walk.py */ };
-enum { COLUMN_COUNT = 28, AT_OFFSET = 20, AT_LOST = 22, OF_VALUES = 5 /* columns, from the offset on */ };
+enum { COLUMN_COUNT = 28, OF_VALUES = 5 /* columns, from the offset on */ };
 
 static PyObject *records_name, *hand_name, *packed_name, *measured_name, *called_name, *operators_name, *scalars_name, *path_name, *op_name,
     *level_name, *number_name, *id_name, *module_id_name, *selected_name, *recorded_name, *parameters_name, *name_name,
@@ -623,7 +623,7 @@ static int add_with_values(Play *play, const Call *call, const Said *said, Seen 
         put_row(play, call, said, seen, known);
         done = !play->row.failed && take_hand(play) == DONE ? append_row(play, seen) : FAILED;
         play->made++;
-        drop_values(seen);
+        Py_CLEAR(seen->values);
     }
     Py_XDECREF(header);
     Py_XDECREF(known);

@@ -25,6 +25,7 @@ enum { READ = 0x100 /* PyBUF_READ, which 3.10's stable headers lack */ };
 enum { SCRATCH = 64 << 10, LARGE = 4 << 10, MANY = 1 << 21 /* as in native.py of the kernels */, KNOWN = 1 << 10, DEPTH = 8, SLOTS = 16, MOST = 4096 };
 enum { LONGEST_SHAPE = MOST_DIMS * 22 + 2 };
 enum { MOST_SCRATCH = 1 << 20 /* what a second-level cache holds */, TILE = 16 /* float32 in a line of the cache */ };
+enum { AT_OFFSET = 20, AT_LOST = 22 }; /* columns of a row, as in columns.py */
 enum { SMALL_WEIGHT = 64 << 10, WORDS = 64, WEIGHTS = 16 << 10 }; /* as in known_weights.py; entries, at 1.4 KB */
 static const int64_t ENDLESS = (int64_t)1 << 40; /* elements */
 
@@ -53,9 +54,8 @@ typedef struct {
     PyObject *page;    /* of a device, NULL on the host: which rows of it hold the summary, once it is read back */
     PyObject *device;  /* its name; NULL on the host */
     int64_t first, length, count;
-    /* only where values are kept, see values.h: its elements as a buffer, which lie in the memory of `tensor` or are a copy
-       (then that is NULL); or the row in Python that describes equal ones, which are there already */
-    PyObject *values, *tensor, *known;
+    /* only where values are kept, see values.h: its elements, or the row in Python that describes equal ones */
+    PyObject *values, *known;
 } Seen;
 
 static void seen_dealloc(PyObject *object)
@@ -74,7 +74,6 @@ static void seen_dealloc(PyObject *object)
     Py_XDECREF(seen->page);
     Py_XDECREF(seen->device);
     Py_XDECREF(seen->values);
-    Py_XDECREF(seen->tensor);
     Py_XDECREF(seen->known);
     PyObject_Free(object);
     Py_DECREF(type);
@@ -288,7 +287,8 @@ typedef struct {
     PyObject *placed; /* by the bytes of a `State`, the `Seen` of this root call */
     PyObject *inputs; /* of the operator whose outputs are looked at; borrowed, NULL otherwise */
     int anew;         /* the tensor that is looked at may have changed without a new version */
-    PyObject *contents, *fresh, *play; /* see values.h; NULL if no values are kept */
+    PyObject *contents, *play; /* see values.h; NULL if no values are kept */
+    int packing; /* the scratch is in use: code of the program, such as a finalizer, may run meanwhile and look, too */
 } Tape;
 
 /* Copy a matrix whose columns lie packed, such as a transposed weight, in tiles that fill lines of the cache. */
@@ -429,6 +429,8 @@ static unsigned char *packed_data(Tape *tape, unsigned char *data, const Tensor 
 {
     if (packed)
         return data;
+    if (tape->packing)
+        return NULL;
     if (nbytes > tape->room) {
         unsigned char *larger = PyMem_Realloc(tape->scratch, nbytes);
         if (!larger)
@@ -510,11 +512,14 @@ static int look_at(Tape *tape, Seen *seen, PyObject *tensor, const Facts *facts,
     const int large = tape->weights && nbytes > SMALL_WEIGHT
                       && is_weight(tape, seen, tensor, facts, data, &now, &key);
     int done = packed || large || nbytes <= MOST_SCRATCH ? DONE : REFUSED; /* torch copies it sooner, in threads */
+    if (tape->contents && nbytes > MANY && !large)
+        done = REFUSED;
     unsigned char *elements = NULL;
     if (large && !(is_output && is_written(tape, seen)) && is_known(tape, key, &now))
         seen->digest = now.digest, seen->summary = now.summary, done = DONE;
     else if (done == DONE) {
         elements = packed_data(tape, data, t, (int)packed, nbytes);
+        tape->packing |= elements == tape->scratch;
         done = elements ? measure(tape, seen, elements, nbytes) : REFUSED;
         if (done == DONE && large) {
             now.digest = seen->digest, now.summary = seen->summary;
@@ -526,7 +531,11 @@ static int look_at(Tape *tape, Seen *seen, PyObject *tensor, const Facts *facts,
         }
     }
     Py_XDECREF(key);
-    return done == DONE && tape->contents ? take_values(tape, seen, tensor, packed ? data : elements, nbytes, (int)packed) : done;
+    if (done == DONE && tape->contents)
+        done = take_values(tape, seen, packed ? data : elements, nbytes);
+    if (elements == tape->scratch)
+        tape->packing = 0;
+    return done;
 }
 
 /* Fill in what a tensor is. The number of an output's storage is reserved, on a device that of an input's, too.
@@ -556,7 +565,7 @@ static Seen *new_seen(Tape *tape)
 {
     Seen *seen = PyObject_New(Seen, seen_type);
     if (seen) {
-        seen->storage = seen->release = seen->page = seen->device = seen->values = seen->tensor = seen->known = NULL;
+        seen->storage = seen->release = seen->page = seen->device = seen->values = seen->known = NULL;
         seen->names = tape->names;
         Py_INCREF(seen->names);
         tape->seen++;
@@ -745,11 +754,13 @@ static PyObject *finish(Tape *tape, int done, PyObject *context, PyObject *tag, 
         done = event && PyList_Append(tape->events, event) == 0 ? DONE : FAILED;
         Py_XDECREF(event);
     }
-    Py_XDECREF(leaves);
     show(context);
     if (done == FAILED)
         forget_error();
-    return play_values(tape, done) == DONE ? PyBool_FromLong(done == DONE) : NULL;
+    if (done == DONE && play_values(tape, leaves) != DONE)
+        done = FAILED;
+    Py_XDECREF(leaves);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(done == DONE);
 }
 
 /* begin(tag, looks, args, kwargs): a call begins. `looks`: its arguments are wanted. */
@@ -901,7 +912,7 @@ static void tape_dealloc(PyObject *object)
                        tape->leaves, tape->other, tape->busy, tape->calm, tape->modes, tape->unseen, tape->names, tape->keywords, tape->others, tape->events,
                        tape->operators, tape->kinds, tape->numbers, tape->lines, tape->weights, tape->clock, tape->measured,
                        tape->new_page, tape->new_kernel, tape->stream, tape->current, tape->capturing, tape->placed,
-                       tape->contents, tape->fresh, tape->play};
+                       tape->contents, tape->play};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         Py_XDECREF(all[i]);
     free_devices(tape);

@@ -1,8 +1,8 @@
 /* Values that are kept beside their statistics: they are written before the program goes on. Part of tape.c.
 
-   What is in hand is told by its content: values that the dump has need not be written again. Others are written when the
-   event that they are of is played, at once, from where they lie. If it can't be played then, as a finalizer has called the
-   model within our own work, they are copied. */
+   What is in hand is told by its content: values that the dump has need not be written again. Others are copied as soon as
+   they are measured, since code of the program may run before they are written: that of its containers, or a finalizer. The
+   event that they are of is then played at once. Large ones go the long way, as nobody expects twice their memory. */
 
 enum { MOST_REPEATED = 12 }; /* events without new values that wait: about as many frames as wait, see frames.h */
 
@@ -18,73 +18,59 @@ static PyObject *content_key(const Seen *seen)
     return key;
 }
 
-/* Return the row that describes equal values, borrowed; NULL if there is none. */
+/* Return the row that describes equal values, borrowed; NULL if there is none. One that says neither where they are nor why
+   they are lost is being written, or was given up. */
 static PyObject *known_values(PyObject *contents, const Seen *seen)
 {
-    if (seen->known)
-        return seen->known;
-    PyObject *key = content_key(seen), *known = key ? PyDict_GetItemWithError(contents, key) : NULL;
+    PyObject *known = seen->known, *key = known ? NULL : content_key(seen);
+    if (key)
+        known = PyDict_GetItemWithError(contents, key);
     Py_XDECREF(key);
-    return known;
+    const int says = known && (PyList_GetItem(known, AT_OFFSET) != Py_None || PyList_GetItem(known, AT_LOST) != Py_None);
+    return says ? known : NULL;
 }
 
-/* Take the values of a tensor, unless there are equal ones. `elements`: where they lie packed, in the tensor's memory or in
-   the scratch; NULL if that is not known. */
-static int take_values(Tape *tape, Seen *seen, PyObject *tensor, unsigned char *elements, int64_t nbytes, int in_tensor)
+/* Take the values of a tensor, unless there are equal ones. `elements`: where they lie packed; NULL if that is not known. */
+static int take_values(Tape *tape, Seen *seen, const unsigned char *elements, int64_t nbytes)
 {
     PyObject *known = known_values(tape->contents, seen);
     if (known) {
         Py_INCREF(seen->known = known);
         return DONE;
     }
-    if (PyErr_Occurred() || !elements)
+    if (PyErr_Occurred() || !elements || nbytes > MANY)
         return PyErr_Occurred() ? FAILED : REFUSED;
-    seen->values = in_tensor ? PyMemoryView_FromMemory((char *)elements, nbytes, READ)
-                             : PyBytes_FromStringAndSize((char *)elements, nbytes);
-    if (in_tensor)
-        Py_INCREF(seen->tensor = tensor);
-    return seen->values && PyList_Append(tape->fresh, (PyObject *)seen) == 0 ? DONE : FAILED;
+    seen->values = PyBytes_FromStringAndSize((const char *)elements, nbytes);
+    return seen->values ? DONE : FAILED;
 }
 
-static void drop_values(Seen *seen)
+/* Tell whether leaves have values that are to be written. */
+static int have_values(PyObject *leaves)
 {
-    Py_CLEAR(seen->values);
-    Py_CLEAR(seen->tensor);
-}
-
-/* Copy values that still wait. Without memory for it they are lost, which their row will say. */
-static void copy_values(Seen *seen)
-{
-    if (seen->values && seen->tensor) {
-        PyObject *copy = PyBytes_FromObject(seen->values);
-        drop_values(seen);
-        seen->values = copy;
-        PyErr_Clear();
+    for (Py_ssize_t i = 0; leaves && i < PyList_Size(leaves); i++) {
+        PyObject *leaf = PyTuple_GetItem(PyList_GetItem(leaves, i), 1);
+        if (Py_TYPE(leaf) == seen_type && ((Seen *)leaf)->values)
+            return 1;
     }
+    return 0;
 }
 
-/* An event was noted, or (`done`) could not be: let its values be written, and what has waited for long. Returns FAILED with an exception of the program: the
-   handler of a signal raised, say. */
-static int play_values(Tape *tape, int done)
+/* An event was noted, with these leaves: let its values be written, and what has waited for long. Returns FAILED with an
+   exception of the program: the handler of a signal raised, say. */
+static int play_values(Tape *tape, PyObject *leaves)
 {
-    PyObject *fresh = tape->fresh, *kind, *value, *trace;
-    if (!fresh || (PyList_Size(fresh) == 0 && PyList_Size(tape->events) < MOST_REPEATED))
+    if (!tape->contents || !(have_values(leaves) || PyList_Size(tape->events) >= MOST_REPEATED))
         return DONE;
+    PyObject *kind, *value, *trace;
     PyErr_Fetch(&kind, &value, &trace);
-    fresh = PyList_GetSlice(fresh, 0, PyList_Size(fresh)); /* a finalizer may note more */
-    PyList_SetSlice(tape->fresh, 0, PyList_Size(tape->fresh), NULL);
-    PyObject *played = fresh && done == DONE ? PyObject_CallNoArgs(tape->play) : nothing();
+    PyObject *played = PyObject_CallNoArgs(tape->play);
     if (!played) { /* it takes the place of one that is set */
         Py_XDECREF(kind), Py_XDECREF(value), Py_XDECREF(trace);
-        PyErr_Fetch(&kind, &value, &trace);
+        return FAILED;
     }
-    for (Py_ssize_t i = 0; fresh && i < PyList_Size(fresh); i++)
-        copy_values((Seen *)PyList_GetItem(fresh, i));
-    PyErr_Clear();
+    Py_DECREF(played);
     PyErr_Restore(kind, value, trace);
-    Py_XDECREF(fresh);
-    Py_XDECREF(played);
-    return played ? DONE : FAILED;
+    return DONE;
 }
 
 /* keep(contents, play): keep the values of tensors on the CPU. `contents`: by what tells of them, the rows that describe those
@@ -96,8 +82,6 @@ static PyObject *tape_keep(PyObject *object, PyObject *const *given, Py_ssize_t 
         PyErr_SetString(PyExc_ValueError, "keep once, with a dictionary and a function");
         return NULL;
     }
-    if (!(tape->fresh = PyList_New(0)))
-        return NULL;
     Py_INCREF(tape->contents = given[0]);
     Py_INCREF(tape->play = given[1]);
     Py_RETURN_NONE;
