@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,6 +107,40 @@ def test_only_the_last_steps_are_kept_with_the_values_that_they_have_in_a_whole_
     assert run.meta["notes"] == ["of 20 steps, the last 4 are kept"]
     assert run.info()["bytes"] < whole.info()["bytes"] / 4
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), same.parameters(), strict=True))
+
+
+class Waits(torch.nn.Module):
+    """One call of it waits in the middle until others have ended."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Identity()
+        self.entered, self.go_on = threading.Event(), threading.Event()
+
+    def forward(self, x, waits=False):
+        x = self.inner(x)
+        if waits:
+            self.entered.set()
+            assert self.go_on.wait(30)
+        return self.inner(x + 1)
+
+
+@pytest.mark.parametrize("stats_only", [False, True])
+def test_a_step_stays_while_a_call_of_it_runs_in_another_thread(stats_only):
+    model = Waits()
+    with ld.dump(model, name="r", tokens="all", last=1, stats_only=stats_only) as run:
+        thread = threading.Thread(target=model, args=(torch.full((3,), 7.0), True))
+        model(torch.zeros(3))
+        thread.start()
+        assert model.entered.wait(30)
+        for step in range(4):
+            model(torch.full((3,), float(step)))
+        model.go_on.set()
+        thread.join()
+    held = {record.summary.max for record in run.records() if record.site.role == "output"}
+    assert 8.0 in held  # what the thread has computed at the end
+    assert len([*run.records()]) == len({record.site.step for record in run.records()}) * 6
+    assert run.meta["problems"] == run.meta["lost"] == {}
 
 
 def test_weights_that_are_recorded_once_outlive_their_step():

@@ -22,7 +22,8 @@ from llmdebug_nb.core.records import RootCall
 class Ring:
     """The steps that may still be dropped, and what keeps them.
 
-    ``size``: how many are kept. ``steps``: how many there were.
+    ``size``: how many are kept. ``steps``: how many there were. ``running``: root calls under way,
+    by index: their step stays meanwhile, as they may add to it from another thread.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class Ring:
     ) -> None:
         self.alarms, self._guarded = alarms, guarded
         self.size, self.steps = size, 0
+        self.running: set[int] = set()
         self._recorders = recorders
         self._waiting: deque[list[RootCall]] = deque()
         self._raised: list[Alarm] = []
@@ -61,12 +63,20 @@ class Ring:
         self._unplaced = group
         self._with_rows.clear()
         self._judge()
-        dropped: list[RootCall] = []
-        while len(self._waiting) > self.size:
-            dropped += self._waiting.popleft()
+        dropped = self._dropped()
         for recorder in self._recorders:
             oldest = self._waiting[0][-1].index if self._waiting else 0
             recorder.forget([call.index for call in dropped], oldest)
+
+    def _dropped(self) -> list[RootCall]:
+        """Take out the oldest steps, so that no more are left than are kept."""
+        over = len(self._waiting) - self.size
+        idle = [
+            step for step in self._waiting if self.running.isdisjoint(call.index for call in step)
+        ]
+        gone = idle[: max(over, 0)]
+        self._waiting = deque(step for step in self._waiting if step not in gone)
+        return [call for step in gone for call in step]
 
     def _add(self, calls: list[RootCall]) -> None:
         step = calls[-1].generation, calls[-1].step

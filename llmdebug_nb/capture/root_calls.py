@@ -62,6 +62,8 @@ class RootCalls:
         if parts.profile is not None:
             parts.profile.root_begins(call.index, self.thread.step_key, recording)
         if recording:
+            if parts.ring is not None:
+                parts.ring.running.add(call.index)
             self._record_weights(root)
             self.thread.generators = generators.states()
 
@@ -81,6 +83,8 @@ class RootCalls:
             call = OpenCall(entry.path, entry.op, "module", entry.path, 0, self.thread.root_call)
             parts.recorder.record_texts(call, GENERATOR, moved)
         self.thread.end()
+        if parts.ring is not None:
+            parts.ring.running.discard(self.thread.root_call)
         if recorded:
             parts.commit()
         if self._is_over() and not (self.observer.backward and torch.is_grad_enabled()):
