@@ -55,6 +55,14 @@ class Guard:
             interrupts.deliver()
         return result
 
+    @interrupts.held
+    def catch_up(self) -> None:
+        """Do what comes before all other work."""
+        if self.active and self.before is not None and os.getpid() == self._pid:
+            self.before()
+        if interrupts.waiting:
+            interrupts.deliver()
+
     def attempt(self, work: Callable[..., T], /, *args: object) -> T | None:
         """Do a part of our own work, inside of `run`; return None if it raised."""
         try:

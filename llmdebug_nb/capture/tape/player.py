@@ -325,18 +325,14 @@ class Player:
             self._recorder.add_view(view, base, result)
 
 
-def _nothing() -> None:
-    """Do no work of our own but what comes before all other."""
-
-
 def _player_of(guard: Guard) -> Callable[[], object]:
-    """Return what plays before no work. It does not hold the guard: the tape can't be collected."""
+    """Return what plays now. It does not hold the guard: the tape can't be collected."""
     there = weakref.ref(guard)
 
     def play() -> None:
         now = there()
         if now is not None:
-            now.run(_nothing)
+            now.catch_up()
 
     return play
 
