@@ -1,6 +1,7 @@
 """Sources of a finding: the lines of both programs."""
 
 import inspect
+import re
 
 import pytest
 import torch
@@ -139,11 +140,42 @@ def test_what_mine_leaves_out_has_a_place_behind_the_last_line_that_agrees(monke
     assert (finding.mine.lacks, finding.mine.op, finding.mine.path) == (True, "", "")
     assert finding.mine.line == line_of(MixedToo, "# the last line that agrees")
     guilty = [pair.mine.line for pair in finding.pairs if pair.state == "guilty"]
-    assert guilty == [finding.mine.line, line_of(MixedToo, "# takes what was not doubled")]
-    where = report.headlines()[0].where
-    assert where.endswith("Torch.mul, not so in mine")
+    assert guilty == [line_of(MixedToo, "# takes what was not doubled")]
+    headline = report.headlines()[0]
+    assert headline.head == "Missing behind"
+    assert headline.where == "the model · Torch.mul, not so in mine"
     assert f"mine:   not so, behind {finding.mine}" in str(report)
     assert "the module is not in the other run" not in finding.evidence
+
+
+class Halved(nn.Module):
+    """Halves what a layer gives."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.enter, self.leave = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.enter(x)
+        x = x * 0.5
+        return self.leave(torch.tanh(x))
+
+
+class NotHalved(Halved):
+    def forward(self, x):
+        x = self.enter(x)
+        return self.leave(torch.tanh(x))
+
+
+def test_lines_around_what_mine_leaves_out_stand_beside_each_other(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name, model in ("golden", Halved()), ("mine", NotHalved()):
+        with ld.dump(model, name=name, mode="module+api"), torch.no_grad():
+            model(torch.ones(2, 8))
+    text = str(ld.compare("golden", "mine"))
+    assert re.search(r"=  +\d+  +x = self\.enter\(x\)  +\d+  +x = self\.enter\(x\)", text)
+    assert re.search(r"✗  +\d+  +x = x \* 0\.5  +\d+  +return self\.leave", text)
 
 
 def test_what_mine_adds_has_a_place_in_golden(monkeypatch, tmp_path):

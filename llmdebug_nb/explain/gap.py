@@ -25,8 +25,9 @@ class Gap(NamedTuple):
 def gap(region: Region, flows: tuple[Flow, Flow], at: int) -> Gap:
     """Return the place in golden (``at`` 0) or in mine (1) where the other's calls would stand."""
     flow, calls = flows[at], (region.golden, region.mine)
-    behind = region.before or next((call for call in calls[at] if call.is_operator), None)
     end = region.row.pair.own(at)
+    taker = None if end is None or end.site.role != "input" else flow.call(end)
+    behind = region.before or next((c for c in (*calls[at], taker) if c and c.is_operator), None)
     last = behind.start if behind is not None else end.id if end is not None else max(flow.records)
     taken = [r for call in calls[1 - at] for r in call.inputs if _is_data(r, flows[1 - at])]
     for record in taken:

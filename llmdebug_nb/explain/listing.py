@@ -68,7 +68,9 @@ def _code_of_mine(
     finding: Finding, programs: tuple[Program, Program], differences: Sequence[Difference]
 ) -> Code | None:
     """Return the function of mine's line to blame, or of the lines around what it leaves out."""
-    sources = [finding.mine, *(pair.mine for pair in _guilty(finding))]
+    takers = [pair.mine for pair in _guilty(finding)]
+    lacks = finding.mine is not None and finding.mine.lacks  # then its own line is right
+    sources = [*takers, finding.mine] if lacks else [finding.mine, *takers]
     found = next((code for each in sources for code in programs[1].candidates(each)), None)
     golden = next(programs[0].candidates(finding.golden), None)
     if found is not None or golden is None:

@@ -140,8 +140,8 @@ class Places:
         ]
         views, giver = self._views(), self._giver()
         lacking = self._stands(1) if self._blamed.call.mine is None else []
-        if lacking or giver:
-            sides[1] = lacking or [*giver, *views]
+        if lacking or giver:  # what stands before the place is right
+            sides[1] = lacking[1:] or lacking or [*giver, *views]
         elif views:
             sides[1] += [*views, *self._takers()]
         count = max(map(len, sides))

@@ -118,8 +118,9 @@ def headline(finding: Finding) -> Headline:
     relation = sentence(finding.relation)
     evidence = sentence(_evidence(finding, do.rstrip(".")))
     what, why = (relation, evidence) if relation else (evidence, "")
+    head = "Missing behind" if known is not None and known.lacks else "Made in"
     return Headline(
-        _HEADS.get(finding.cause, "Made in"), place, _where(finding, path), printable(what),
+        _HEADS.get(finding.cause, head), place, _where(finding, path), printable(what),
         printable(why), printable(do),
     )  # fmt: skip
 
@@ -138,7 +139,7 @@ def _where(finding: Finding, path: str) -> str:
         was = f", not so in {'golden' if golden is None else 'mine'}"
     op = printable(finding.op if side is None else side.op)
     if is_operator(here):
-        return f"{module_of(here)} · {op}{was}"
+        return f"{module_of(here) or 'the model'} · {op}{was}"
     return here + bracketed(f"{op}{was}".removeprefix(", "))
 
 
