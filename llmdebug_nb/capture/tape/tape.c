@@ -512,7 +512,7 @@ static int look_at(Tape *tape, Seen *seen, PyObject *tensor, const Facts *facts,
     const int large = tape->weights && nbytes > SMALL_WEIGHT
                       && is_weight(tape, seen, tensor, facts, data, &now, &key);
     int done = packed || large || nbytes <= MOST_SCRATCH ? DONE : REFUSED; /* torch copies it sooner, in threads */
-    if (tape->contents && nbytes > MANY && !large)
+    if (tape->contents && nbytes > MOST_COPIED && !large)
         done = REFUSED;
     unsigned char *elements = NULL;
     if (large && !(is_output && is_written(tape, seen)) && is_known(tape, key, &now))

@@ -4,6 +4,7 @@
    they are measured, since code of the program may run before they are written: that of its containers, or a finalizer. The
    event that they are of is then played at once. Large ones go the long way, as nobody expects twice their memory. */
 
+enum { MOST_COPIED = 2 << 20 }; /* bytes: writing as much takes half a millisecond, ten times what the long way costs more */
 enum { MOST_REPEATED = 12 }; /* events without new values that wait: about as many frames as wait, see frames.h */
 
 /* Return what tells of equal values, as the recorder does: fingerprint, dtype and shape. */
@@ -38,7 +39,7 @@ static int take_values(Tape *tape, Seen *seen, const unsigned char *elements, in
         Py_INCREF(seen->known = known);
         return DONE;
     }
-    if (PyErr_Occurred() || !elements || nbytes > MANY)
+    if (PyErr_Occurred() || !elements || nbytes > MOST_COPIED)
         return PyErr_Occurred() ? FAILED : REFUSED;
     seen->values = PyBytes_FromStringAndSize((const char *)elements, nbytes);
     return seen->values ? DONE : FAILED;
