@@ -137,10 +137,33 @@ def test_a_step_stays_while_a_call_of_it_runs_in_another_thread(stats_only):
             model(torch.full((3,), float(step)))
         model.go_on.set()
         thread.join()
+        model(torch.full((3,), 20.0))
     held = {record.summary.max for record in run.records() if record.site.role == "output"}
-    assert 8.0 in held  # what the thread has computed at the end
-    assert len([*run.records()]) == len({record.site.step for record in run.records()}) * 6
+    assert held == {20.0, 21.0}  # the last step, and nothing of the others
+    assert len([*run.records()]) == 6
     assert run.meta["problems"] == run.meta["lost"] == {}
+
+
+@pytest.mark.parametrize("stats_only", [False, True])
+def test_the_late_backward_pass_of_a_step_that_is_gone_leaves_with_it(stats_only):
+    net = model()
+    with ld.dump(net, name="r", tokens="all", phase="both", last=2, stats_only=stats_only) as run:
+        losses = [net(torch.full((2, 6), float(step))).sum() for step in range(5)]
+        for loss in losses:
+            loss.backward()
+    found = {(record.site.step, record.site.phase) for record in run.records()}
+    assert found == {(3, "forward"), (4, "forward"), (3, "backward"), (4, "backward")}
+    assert run.meta["problems"] == run.meta["lost"] == {}
+
+
+def test_a_call_that_raises_holds_no_step_of_the_last_ones():
+    net = model()
+    with ld.dump(net, name="r", tokens="all", last=1) as run:
+        with pytest.raises(RuntimeError):
+            net(torch.zeros(1, 3))
+        for _ in range(3):
+            net(torch.zeros(1, 6))
+    assert {record.site.step for record in run.records()} == {3}
 
 
 def test_weights_that_are_recorded_once_outlive_their_step():

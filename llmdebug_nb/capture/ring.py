@@ -22,8 +22,8 @@ from llmdebug_nb.core.records import RootCall
 class Ring:
     """The steps that may still be dropped, and what keeps them.
 
-    ``size``: how many are kept. ``steps``: how many there were. ``running``: root calls under way,
-    by index: their step stays meanwhile, as they may add to it from another thread.
+    ``size``: how many are kept. ``steps``: how many there were. ``running``: index of the root call
+    under way, by thread: its step stays meanwhile, as another thread may outrun it.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Ring:
     ) -> None:
         self.alarms, self._guarded = alarms, guarded
         self.size, self.steps = size, 0
-        self.running: set[int] = set()
+        self.running: dict[int, int] = {}
         self._recorders = recorders
         self._waiting: deque[list[RootCall]] = deque()
         self._raised: list[Alarm] = []
@@ -70,11 +70,9 @@ class Ring:
 
     def _dropped(self) -> list[RootCall]:
         """Take out the oldest steps, so that no more are left than are kept."""
-        over = len(self._waiting) - self.size
-        idle = [
-            step for step in self._waiting if self.running.isdisjoint(call.index for call in step)
-        ]
-        gone = idle[: max(over, 0)]
+        over, running = len(self._waiting) - self.size, set(self.running.values())
+        old = [self._waiting[i] for i in range(over)]
+        gone = [step for step in old if running.isdisjoint(call.index for call in step)]
         self._waiting = deque(step for step in self._waiting if step not in gone)
         return [call for step in gone for call in step]
 

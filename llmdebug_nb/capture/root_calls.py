@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -63,7 +64,7 @@ class RootCalls:
             parts.profile.root_begins(call.index, self.thread.step_key, recording)
         if recording:
             if parts.ring is not None:
-                parts.ring.running.add(call.index)
+                parts.ring.running[threading.get_ident()] = call.index
             self._record_weights(root)
             self.thread.generators = generators.states()
 
@@ -84,7 +85,7 @@ class RootCalls:
             parts.recorder.record_texts(call, GENERATOR, moved)
         self.thread.end()
         if parts.ring is not None:
-            parts.ring.running.discard(self.thread.root_call)
+            parts.ring.running.pop(threading.get_ident(), None)
         if recorded:
             parts.commit()
         if self._is_over() and not (self.observer.backward and torch.is_grad_enabled()):

@@ -30,8 +30,8 @@ from llmdebug_nb.core.columns import AT, Row
 from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError
 from llmdebug_nb.core.masking import MASK, masked_json
 from llmdebug_nb.core.records import Node
+from llmdebug_nb.store import forgetting, own_file, waiting
 from llmdebug_nb.store import format as fmt
-from llmdebug_nb.store import own_file, waiting
 from llmdebug_nb.store.own_file import PRIVATE_FILE, PRIVATE_FOLDER
 from llmdebug_nb.store.payload_files import PayloadWriter
 from llmdebug_nb.store.signals import Signals
@@ -42,17 +42,6 @@ if TYPE_CHECKING:
 FLOOR = 256 << 20  # bytes that a dump leaves free on the disk for the program and others
 STATS_FLOOR = 16 << 20  # the same for a dump of statistics only
 _PAGES = 1000  # of the log, SQLite's own default
-_BY_STEP = fmt.INDEXES.partition(";")[0].replace("INDEX", "INDEX IF NOT EXISTS")
-# what is recorded once goes on; all else of a root call goes
-_MOVES = [
-    f"UPDATE {table.name} SET root_call = ? WHERE root_call = ? AND role IN ('attribute', 'weight')"
-    for table in (columns.RECORDS, columns.SCALARS)
-]
-_DELETES = [
-    f"DELETE FROM {table.name} WHERE root_call = ?"
-    for table in columns.TABLES
-    if "root_call" in table.names
-] + [f"DELETE FROM {columns.ROOT_CALLS.name} WHERE idx = ?"]
 _INSERTS = {table.name: table.insert for table in columns.TABLES}
 _PAGE = 1 << 12
 _KILLED = "the engine was killed between two steps; a request may have been unfinished"
@@ -367,7 +356,7 @@ class Writer:
         try:
             self._settle()
             self._payload.begin_file()
-            unused = self._forget([(call,) for call in calls], into) if calls else []
+            unused = self._forget(calls, into)
             return sum(map(self._payload.remove, unused))
         except OSError as error:
             raise _refusal(error, self.folder) from None
@@ -378,18 +367,12 @@ class Writer:
             with self._transaction() as db:
                 waiting.settle(db, batch)
 
-    def _forget(self, calls: list[tuple[int]], into: int) -> list[int]:
+    def _forget(self, calls: Iterable[int], into: int) -> list[int]:
         """Take root calls out of the index; return where the files begin that nothing refers to."""
         self._db.execute(f"PRAGMA wal_autocheckpoint={_PAGES}")  # else the log grows for ever
         with self._transaction() as db:
-            db.execute(_BY_STEP)
-            at = "min(offset), max(offset + length)"
-            read = f"SELECT {at} FROM records WHERE root_call = ?"
-            places = [row for call in calls for row in db.execute(read, call) if row[0] is not None]
-            for statement in _MOVES:
-                db.executemany(statement, ((into, *call) for call in calls))
-            for statement in _DELETES:
-                db.executemany(statement, calls)
+            db.execute(forgetting.BY_CALL)
+            places = forgetting.forget(db, {*calls, *forgetting.late(db)}, into)
             files = {file for place in places for file in self._payload.between(*place)}
             used = "SELECT 1 FROM records WHERE offset >= ? AND offset < ? LIMIT 1"
             return [file[0] for file in files if not db.execute(used, file).fetchone()]
