@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from llmdebug_nb.app.report import Report
-from llmdebug_nb.comparison.tolerance import Judging
+from llmdebug_nb.comparison.judging import Judging
 from llmdebug_nb.core.batches import Batch
 from llmdebug_nb.core.columns import AT, COLUMNS, Row
 from llmdebug_nb.core.findings import Comparison, Difference, Finding, Pair, RowVerdict

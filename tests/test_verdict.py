@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import llmdebug_nb as ld
-from llmdebug_nb.comparison import metrics, tolerance
+from llmdebug_nb.comparison import judging, metrics, tolerance
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured, error_of
 from llmdebug_nb.core import constants, reasons
@@ -263,7 +263,7 @@ def _row(
 
 
 def _judging(*rows, **options):
-    return tolerance.Judging([_row(i, *row[0], **row[1]) for i, row in enumerate(rows)], **options)
+    return judging.Judging([_row(i, *row[0], **row[1]) for i, row in enumerate(rows)], **options)
 
 
 def _judged(*rows, **options):
@@ -345,12 +345,12 @@ def _seen_again(error):
         record = dataclasses.replace(row.pair.golden, summary=summary)
         row.pair = dataclasses.replace(row.pair, golden=record, mine=record)
         rows.append(row)
-    return tolerance.Judging(rows, calibration=_noisy(rows[-1], error)).plain[2:]
+    return judging.Judging(rows, calibration=_noisy(rows[-1], error)).plain[2:]
 
 
 def _noisy(row, error):
     """Tell of one place that noise alone explains an error there."""
-    calibration = tolerance.Calibration()
+    calibration = judging.Calibration()
     calibration.add("again", [row])
     assert calibration.limits(row.pair.golden)[0] > error
     return calibration
@@ -370,7 +370,7 @@ def _matched_elsewhere(elsewhere, error):
     taken = _row(0, "f", "input", error=error)
     taken.pair = dataclasses.replace(taken.pair, elsewhere=elsewhere)
     weight = _row(1, "f", "input", slot="1")
-    return tolerance.Judging([taken, weight, _row(2, "f", error=2.5 * EPS)]).plain
+    return judging.Judging([taken, weight, _row(2, "f", error=2.5 * EPS)]).plain
 
 
 def test_the_noise_of_an_input_counts_though_its_partner_is_at_another_place():
@@ -424,7 +424,7 @@ def test_noise_is_noise_where_few_channels_carry_the_norm_and_happen_to_be_small
     outputs = [
         d
         for seed in range(10)
-        for d in tolerance.Judging([*_norms_of_one_token(seed)]).plain
+        for d in judging.Judging([*_norms_of_one_token(seed)]).plain
         if d.site.role == "output"
     ]
     assert {d.verdict for d in outputs} == {"within_noise"}
@@ -829,8 +829,8 @@ def test_a_dtype_that_is_coarser_than_at_all_siblings_is_diverged_within_any_noi
             Measured(9, Pair(full, half, "same site"), {}) for _ in range(20)
         )  # mine is coarse throughout
 
-    odd = tolerance.Judging(list(layers(["bfloat16", "float16", "float16", "float16"]))).plain
-    even = tolerance.Judging(list(layers(["bfloat16"] * 4))).plain
+    odd = judging.Judging(list(layers(["bfloat16", "float16", "float16", "float16"]))).plain
+    even = judging.Judging(list(layers(["bfloat16"] * 4))).plain
     assert {d.site.path for d in odd if d.reason == tolerance.COARSER} == {"l.0.f"}
     assert [d for d in even if d.verdict == "diverged"] == []
 

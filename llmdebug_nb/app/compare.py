@@ -30,6 +30,7 @@ from llmdebug_nb.comparison.epsilons import told
 from llmdebug_nb.comparison.jobs import Work
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.threads import in_threads
+from llmdebug_nb.comparison.untouched import Steps
 from llmdebug_nb.core import collector, constants
 from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.errors import CompareError
@@ -44,6 +45,7 @@ from llmdebug_nb.store.run import Run
 if TYPE_CHECKING:
     import torch
 
+_CAUSAL = "is_causal"  # torch's own word
 _OWN_METRICS = "cluster: with metrics of your own, all tensors are measured in this process"
 RunLike: TypeAlias = "Run | str | os.PathLike[str]"
 FileOr: TypeAlias = "str | os.PathLike[str] | Mapping[str, object]"
@@ -205,7 +207,7 @@ class Comparison:
             pairs, golden.load, mine.load,
             nodes=golden.nodes, limits=self.limits, calibration=self.calibration,
             custom=self.custom, rounding=(told(golden.rounding), told(mine.rounding)),
-            weights=_Weights(golden), work=work or self.work, stages=stages,
+            weights=_Weights(golden), steps=_steps(golden), work=work or self.work, stages=stages,
         )  # fmt: skip
 
         stages.stage("judging")
@@ -224,6 +226,12 @@ class Comparison:
     ) -> Report:
         """Compare one generation and step of golden (None: all) with a run of it alone."""
         return self.report(again, step, expected)
+
+
+def _steps(golden: Run) -> Steps:
+    """Return golden's batches. Attributes of its modules tell whether attention is causal."""
+    told = [row.value == "True" for row in golden.index.scalars(slot=_CAUSAL, role="attribute")]
+    return Steps(golden.root_calls(), all(told) if told else None)
 
 
 class _Weights:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import pandas
     import torch
 
-    from llmdebug_nb.comparison.tolerance import Judging
+    from llmdebug_nb.comparison.judging import Judging
     from llmdebug_nb.store.run import Run
 
 Programs: TypeAlias = "tuple[Callable[[], object], Callable[[], object]]"

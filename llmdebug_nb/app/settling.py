@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from llmdebug_nb.comparison.judging import Judging
 from llmdebug_nb.comparison.padding import MIXED, NO_TOKEN
-from llmdebug_nb.comparison.tolerance import Judging
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.reasons import AFTER_TIE, REJOINED

@@ -7,12 +7,13 @@ golden's own scores, at its places and at mine's.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.findings import Pair
+from llmdebug_nb.core.kernels.padding import Blanks
 from llmdebug_nb.core.records import CallKey, Record
 
 
@@ -21,9 +22,28 @@ class Scores:
 
     def __init__(self, pairs: Iterable[Pair]) -> None:
         self._of_calls: defaultdict[CallKey, list[Record]] = defaultdict(list)
-        for record in (pair.golden for pair in pairs):
-            if record is not None and is_floating(record.summary.dtype) and record.kept is None:
+        # golden's and mine's places that calls of golden give
+        self._places: dict[tuple[CallKey, tuple[int, ...]], tuple[Record, Record]] = {}
+        for pair in pairs:
+            record = pair.golden
+            if record is None or record.kept is not None:
+                continue
+            if is_floating(record.summary.dtype):
                 self._of_calls[record.site.key].append(record)
+            elif record.site.role == "output" and pair.mine is not None and pair.fit is None:
+                self._places[record.site.key, record.summary.shape] = record, pair.mine
+
+    def places(self, chosen: Pair) -> tuple[Record, Record] | None:
+        """Return golden's and mine's places of the values that a call gives, if it gives both."""
+        golden, mine = chosen.golden, chosen.mine
+        if golden is None or mine is None or golden.site.role != "output" or chosen.fit is not None:
+            return None
+        if not is_floating(golden.summary.dtype):
+            return None
+        found = self._places.get((golden.site.key, golden.summary.shape))
+        if found is None or found[1].site.key != mine.site.key:
+            return None
+        return found if found[0].payload and found[1].payload else None
 
     def of(self, chosen: Record) -> tuple[Record, ...]:
         """Return those from whose last axis a call may have chosen; none if it did not choose."""
@@ -38,6 +58,36 @@ def _fits(chosen: tuple[int, ...], scores: tuple[int, ...]) -> bool:
     if not scores or chosen == scores[:-1]:
         return bool(scores)
     return chosen[:-1] == scores[:-1] and chosen[-1] <= scores[-1]
+
+
+def in_one_order(
+    golden: torch.Tensor, mine: torch.Tensor, places: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return values that two programs chose, those of each token in one order of its places.
+
+    A choice that is not told to sort gives its best in any order. Where a token has other places,
+    its values are sorted. All are [..., k]; ``places``: golden's and mine's.
+    """
+    orders = [each.long().sort(-1) for each in places]
+    same = (orders[0].values == orders[1].values).all(-1, keepdim=True)
+    both = [
+        torch.where(same, x.gather(-1, order.indices), x.sort(-1).values)
+        for x, order in zip((golden, mine), orders, strict=True)
+    ]
+    return both[0], both[1]
+
+
+def by_token(x: torch.Tensor, rows: int, tokens: int) -> torch.Tensor | None:
+    """Return a tensor with one axis for the tokens of a batch in front; None if it has none."""
+    if x.shape[:1] == (rows * tokens,):
+        return x
+    return x.flatten(0, 1) if x.shape[:2] == (rows, tokens) else None
+
+
+def without(x: torch.Tensor, blanks: Blanks) -> torch.Tensor:
+    """Return the rows of the tokens that a step is fed, but for blank ones; else all."""
+    found = by_token(x, blanks.rows, blanks.fed)
+    return x if found is None else found[~blanks.of_fed.places.flatten()]
 
 
 def gap(golden: torch.Tensor, mine: torch.Tensor, scores: torch.Tensor) -> float | None:

@@ -18,20 +18,23 @@ from llmdebug_nb.comparison.calibration import Calibration
 from llmdebug_nb.comparison.choices import Scores
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.jobs import Job, Load, Outcome, Work, knowing
+from llmdebug_nb.comparison.judging import Judging
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured, error_of
 from llmdebug_nb.comparison.modules import Modules
 from llmdebug_nb.comparison.threads import in_threads, one_by_one
-from llmdebug_nb.comparison.tolerance import UNMATCHED, Judging
+from llmdebug_nb.comparison.tolerance import UNMATCHED
+from llmdebug_nb.comparison.untouched import Steps
 from llmdebug_nb.comparison.unwritten import Unwritten
 from llmdebug_nb.comparison.weight_noise import Weights
 from llmdebug_nb.core.bars import Stages
+from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.fingerprint import same
 from llmdebug_nb.core.kernels.masks import have_other_forms
-from llmdebug_nb.core.kernels.padding import Padding
+from llmdebug_nb.core.kernels.padding import Blanks, Padding
 from llmdebug_nb.core.reasons import OTHER_BATCH
-from llmdebug_nb.core.records import Node, Record, Summary
+from llmdebug_nb.core.records import Node, Record, Site, Summary
 
 if TYPE_CHECKING:
     import torch
@@ -54,6 +57,7 @@ def judging(
     custom: Custom | None = None,
     rounding: tuple[float, float] = (0.0, 0.0),
     weights: Weights | None = None,
+    steps: Steps | None = None,
     work: Work = in_threads,
     stages: Stages | None = None,
 ) -> Judging:
@@ -62,8 +66,9 @@ def judging(
     ``pairs`` must be in golden's execution order. A payload that can't be read becomes a row with a
     reason; it never ends the comparison. ``nodes``: golden's modules. ``rounding``: the epsilons
     that golden's and mine's programs state of their values. ``weights``: golden's, as far
-    as they are known. ``work``: what does the jobs; the user's own metrics are computed here, one
-    after the other, as they may not be called at once. ``stages``: shows the progress.
+    as they are known. ``steps``: golden's, see `Untouched`. ``work``: what does the jobs; the
+    user's own metrics are computed here, one after the other, as they may not be called at once.
+    ``stages``: shows the progress.
     """
     modules, own = Modules(nodes), custom or Custom()
 
@@ -74,7 +79,7 @@ def judging(
     measured = plan.measured(one_by_one if own.names else work, here, stages)
     return Judging(
         measured, size=modules.size, weights=weights, limits=limits, calibration=calibration,
-        rounding=rounding,
+        rounding=rounding, steps=steps, values=_Values(plan, here, load_golden, load_mine),
     )  # fmt: skip
 
 
@@ -135,7 +140,7 @@ class _Plan:
         ``padding``, ``unwritten``: what is known of golden's batches, and of golden's and mine's
         memory, from earlier pairs.
         """
-        self._modules, self._custom, self._padding = modules, custom, padding
+        self._modules, self._custom, self.padding = modules, custom, padding
         self._unwritten = unwritten or (Unwritten(), Unwritten())
         self._jobs: list[Job] = []
         self._numbers: dict[Hashable, int] = {}  # of jobs, by what they measure
@@ -190,7 +195,7 @@ class _Plan:
         elif remark:
             values, remark = _by_statistics(pair, a, b, remark)
         else:
-            self._open[index] = self._job(pair, golden, mine)
+            self._open[index] = self._number(self.job(pair, self.padding.of(golden.site)))
         if golden.payload is not None or mine.payload is not None:
             self._open.setdefault(index, None)
         certain = values is None and same_bytes is False
@@ -217,15 +222,51 @@ class _Plan:
             return f"both keep {golden.kept}"
         return ""
 
-    def _job(self, pair: Pair, golden: Record, mine: Record) -> int:
-        """Return the number of the job that measures two tensors; equal pairs share it."""
+    def job(self, pair: Pair, blanks: Blanks | None) -> Job:
+        """Return the job that measures two tensors. ``blanks``: places that may count apart."""
+        golden, mine = pair.golden, pair.mine
+        assert golden is not None
+        assert mine is not None
         logits = golden.kept is None and self._modules.are_logits(golden)
-        blanks, scores = self._padding.of(golden.site), self._scores.of(golden)
-        job = Job(golden, mine, pair.fit, logits, blanks, scores)
+        scores, places = self._scores.of(golden), self._scores.places(pair)
+        return Job(golden, mine, pair.fit, logits, blanks, scores, places)
+
+    def _number(self, job: Job) -> int:
+        """Return the number of a job; equal pairs share it."""
         if job.key not in self._numbers:
             self._numbers[job.key] = len(self._jobs)
             self._jobs.append(job)
         return self._numbers[job.key]
+
+
+class _Values:
+    """Reads the values of pairs once more, each for the same places once."""
+
+    def __init__(
+        self, plan: _Plan, here: Callable[[Job], Outcome], load_golden: Load, load_mine: Load
+    ) -> None:
+        self._plan, self._here = plan, here
+        self._load_golden, self._load_mine = load_golden, load_mine
+        self._known: dict[Hashable, Outcome] = {}
+
+    def padding(self, site: Site) -> Blanks | None:
+        return self._plan.padding.of(site)
+
+    def measured(self, pair: Pair, blanks: Blanks) -> Outcome:
+        job = self._plan.job(pair, blanks)
+        if job.key not in self._known:
+            self._known[job.key] = self._here(job)
+        return self._known[job.key]
+
+    def differ(self, pair: Pair) -> torch.Tensor | None:
+        assert pair.golden is not None
+        assert pair.mine is not None
+        try:
+            golden, mine = self._load_golden(pair.golden), self._load_mine(pair.mine)
+            golden, mine = (golden, mine) if pair.fit is None else pair.fit(golden, mine)
+        except (CorruptDumpError, TensorLookupError, ValueError):
+            return None
+        return None if golden.shape != mine.shape else golden != mine
 
 
 def _finished(row: Measured, outcome: Outcome | None, rounded: _Rounded) -> Measured:
@@ -242,7 +283,7 @@ def _finished(row: Measured, outcome: Outcome | None, rounded: _Rounded) -> Meas
             its.setdefault(golden.payload, outcome.rounded[0])
             own.setdefault(mine.payload, outcome.rounded[1])
         row.of_tokens, row.in_any_order = outcome.of_tokens, outcome.in_any_order
-        row.gap = outcome.gap
+        row.gap, row.in_one_order = outcome.gap, outcome.in_one_order
     row.rounded = its.get(golden.payload, 0.0), own.get(mine.payload, 0.0)
     return row
 

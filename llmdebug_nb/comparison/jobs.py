@@ -38,6 +38,7 @@ class Job:
     ``golden``, ``mine``: records that hold them. ``fit``: brings them to one shape, None if they
     have one. ``logits``: the figures of tokens are wanted, too. ``blanks``: the places of golden's
     batch that hold no token. ``scores``: golden's, of which these may be the best places.
+    ``places``: golden's and mine's places of these values, if they are the best of some scores.
     """
 
     golden: Record
@@ -46,6 +47,7 @@ class Job:
     logits: bool
     blanks: Blanks | None = None
     scores: tuple[Record, ...] = ()
+    places: tuple[Record, Record] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -56,8 +58,8 @@ class Job:
     def key(self) -> Hashable:
         """What the outcome depends on: jobs of one key have one outcome."""
         says = self.fit and self.fit.says
-        scores = tuple(record.payload for record in self.scores)
-        return self.golden.payload, self.mine.payload, self.logits, says, self.blanks, scores
+        others = tuple(record.payload for record in (*self.scores, *(self.places or ())))
+        return self.golden.payload, self.mine.payload, self.logits, says, self.blanks, others
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class Outcome:
 
     ``metrics``: None if it failed, then ``remark`` says why; else it says how it was measured.
     ``rounded``: the epsilons of the coarsest dtypes that hold golden's and mine's values, None if
-    they could not be read. ``of_tokens``, ``in_any_order``, ``gap``: see `Measured`.
+    they could not be read. ``of_tokens``, ``in_any_order``, ``in_one_order``, ``gap``: see
+    `Measured`.
     """
 
     metrics: Metrics | None
@@ -74,6 +77,7 @@ class Outcome:
     rounded: tuple[float, float] | None
     of_tokens: OfTokens | None = None
     in_any_order: Metrics | None = None
+    in_one_order: Metrics | None = None
     gap: float | None = None
 
 
@@ -115,8 +119,13 @@ def measured(job: Job, load_golden: Load, load_mine: Load, custom: Custom | None
     try:
         g, m = load_golden(job.golden), load_mine(job.mine)
         rounded = rounding(g), rounding(m)
-        gap = _gap(g, m if job.fit is None else job.fit(g, m)[1], map(load_golden, job.scores))
-        return replace(_compared(job, g, m, custom or Custom()), rounded=rounded, gap=gap)
+        fitted = m if job.fit is None else job.fit(g, m)[1]
+        gap = _gap(g, fitted, map(load_golden, job.scores), job.blanks)
+        found = replace(_compared(job, g, m, custom or Custom()), rounded=rounded, gap=gap)
+        if job.places is None:
+            return found
+        places = load_golden(job.places[0]), load_mine(job.places[1])
+        return replace(found, in_one_order=_in_one_order((g, m, *places), job.blanks))
     except (CorruptDumpError, TensorLookupError, ValueError) as error:
         return Outcome(None, str(error), rounded)
 
@@ -152,11 +161,30 @@ def _compared(job: Job, g: torch.Tensor, m: torch.Tensor, custom: Custom) -> Out
     return Outcome(found, remark, None, at_tokens, in_any_order)
 
 
-def _gap(g: torch.Tensor, m: torch.Tensor, scores: Iterable[torch.Tensor]) -> float | None:
-    """Return by how much two choices differ in score, None if golden chose by none of these."""
-    if g.shape != m.shape or not g.numel():
+def _in_one_order(chosen: Sequence[torch.Tensor], blanks: Blanks | None) -> Metrics | None:
+    """Return what chosen values differ by in one order; None if their places are the same.
+
+    ``chosen``: golden's and mine's values, then their places.
+    """
+    if blanks is not None:
+        chosen = [choices.without(x, blanks) for x in chosen]
+    golden, mine, *places = chosen
+    if len({x.shape for x in chosen}) > 1 or torch.equal(places[0], places[1]):
         return None
-    gaps = [found for each in scores if (found := choices.gap(g, m, each)) is not None]
+    return metrics.compare(*choices.in_one_order(golden, mine, places))
+
+
+def _gap(
+    g: torch.Tensor, m: torch.Tensor, scores: Iterable[torch.Tensor], blanks: Blanks | None
+) -> float | None:
+    """Return by how much two choices differ in score, None if golden chose by none of these."""
+    if g.shape != m.shape:
+        return None
+    gaps = []
+    for each in scores:
+        own = (g, m, each) if blanks is None else [choices.without(x, blanks) for x in (g, m, each)]
+        if own[0].numel() and (found := choices.gap(*own)) is not None:
+            gaps.append(found)
     return min(gaps, default=None)
 
 

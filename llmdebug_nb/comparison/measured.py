@@ -34,6 +34,8 @@ class Measured:
     of the batch that hold no token, None if there are none in it. ``in_any_order``: what its rows
     are, known by what they hold; None if they are in place, or are no tokens. ``gap``: of places
     among scores, by how much mine's differ in score, see `choices.gap`; None if that is unknown.
+    ``in_one_order``: of the values at such places, what they are in one order of the places; None
+    if they are in one.
     """
 
     index: int
@@ -46,6 +48,7 @@ class Measured:
     of_tokens: OfTokens | None = None
     in_any_order: Metrics | None = None
     gap: float | None = None
+    in_one_order: Metrics | None = None
     error: float = field(init=False)
 
     def __post_init__(self) -> None:

@@ -63,7 +63,8 @@ class Level:
     """An amount of noise.
 
     ``error``, ``scale``: the largest that was measured. ``cap``, ``scale_cap``: the largest limit
-    of tensors that diverged. ``expected``: some of it comes from an expected difference.
+    of tensors that diverged. ``expected``: some of it comes from an expected difference. ``tied``:
+    some tokens go on with another choice, see `untouched.py`; what else is here is of the others.
     """
 
     error: float = 0.0
@@ -71,6 +72,7 @@ class Level:
     scale: float = 0.0
     scale_cap: float = 0.0
     expected: bool = False
+    tied: bool = False
 
     def add(self, other: Level) -> None:
         # written out: it is called some twenty times a tensor
@@ -84,11 +86,14 @@ class Level:
             self.scale_cap = other.scale_cap
         if other.expected:
             self.expected = True
+        if other.tied:
+            self.tied = True
 
     @property
     def is_none(self) -> bool:
         """True if there is no noise at all."""
-        return not (self.error or self.cap or self.scale or self.scale_cap or self.expected)
+        some = self.error or self.cap or self.scale or self.scale_cap
+        return not (some or self.expected or self.tied)
 
     def limit(self, amplification: float, own: float) -> float:
         return math.hypot(max(amplification * self.error, self.cap), own)
@@ -185,6 +190,8 @@ class NoisePropagation:
             if found is not None:
                 level.add(found[1].inside)
                 level.add(found[1].before)
+            elif call.rewritten:  # no module around it was recorded
+                level.add(self._so_far[site.rank, site.generation])
             level.add(self._weights.get((site.rank, module), Level()))
         hidden = max(0, self._size(site.path) - len(call.seen))
         several = hidden or call.seen or replaced or call.rewritten
@@ -304,7 +311,9 @@ def _sums(summary: Summary) -> tuple[float, float]:
 
 
 def _sum(inside: Level, before: Level, weights: Level | None = None) -> Level:
-    total = Level(inside.error, inside.cap, inside.scale, inside.scale_cap, inside.expected)
+    total = Level(
+        inside.error, inside.cap, inside.scale, inside.scale_cap, inside.expected, inside.tied
+    )
     total.add(before)
     if weights is not None:
         total.add(weights)

@@ -108,20 +108,29 @@ class Unasked:
         if follows:
             yield replace(m, metrics=found.whole)
 
-    def agrees(self, m: Measured) -> None:
-        """Take note of a pair that is within noise at tokens; elsewhere it may differ."""
-        if m.of_tokens is not None and m.of_tokens.first is not None:
+    def agrees(self, m: Measured, is_order: bool) -> None:
+        """Take note of a pair that is within noise at tokens; elsewhere it may differ.
+
+        Orders and counts may agree within noise: what is made of them does not.
+        """
+        if m.error and (self._is_order(m, is_order) or self._is_made_of(m, self._mixed)):
+            self._mixed.add(m.pair)
+        elif m.of_tokens is not None and m.of_tokens.first is not None:
             self._at_blanks.add(m.pair)
-        elif m.error and self._is_made_of(m, self._mixed):
-            self._mixed.add(m.pair)  # counts may agree within noise: what is made of them does not
+
+    def _is_order(self, m: Measured, is_order: bool) -> bool:
+        return is_order and m.of_tokens is not None and not self._counts
 
     def is_mixed(self, m: Measured, is_order: bool) -> bool:
         """Tell whether a pair that differs is made of all places at once, and note it.
 
         So is an order of all places (``is_order``). Rows and tokens show in none of its axes.
         """
-        mixed = is_order and m.of_tokens is not None and not self._counts
-        mixed = mixed or self._is_made_of(m, self._mixed) or self._is_made_of(m, self._at_blanks)
+        mixed = (
+            self._is_order(m, is_order)
+            or self._is_made_of(m, self._mixed)
+            or self._is_made_of(m, self._at_blanks)
+        )
         if mixed:
             self._mixed.add(m.pair)
         return mixed

@@ -65,6 +65,10 @@ class Sorted:
             self._sorted.add(pair)
         return found
 
+    def make(self, pair: Pair) -> bool:
+        """Tell whether a pair is made of what is sorted, or by an order."""
+        return self._sorted.make(pair)
+
     def readings(self, m: Measured) -> Iterator[Measured]:
         """Yield a pair as it is measured in any order of its rows, if they may be sorted.
 

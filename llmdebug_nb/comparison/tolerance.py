@@ -7,15 +7,14 @@ The limit of a row comes from the first of these that has one: the user (`limits
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Final
 
 from llmdebug_nb.comparison.calibration import Calibration
 from llmdebug_nb.comparison.epsilons import Epsilons
-from llmdebug_nb.comparison.limits import Limits
+from llmdebug_nb.comparison.limits import Judged, Limits
 from llmdebug_nb.comparison.measured import Measured, is_even, scale_of
 from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.comparison.noise import (
@@ -29,171 +28,38 @@ from llmdebug_nb.comparison.other_batch import OfAllBatch
 from llmdebug_nb.comparison.padding import MIXED, NO_TOKEN, Unasked
 from llmdebug_nb.comparison.siblings import Siblings
 from llmdebug_nb.comparison.sorted_tokens import SORTED, Sorted
+from llmdebug_nb.comparison.untouched import Untouched
 from llmdebug_nb.comparison.uses import Uses
-from llmdebug_nb.comparison.weight_noise import TURNED, Weights, turned_by
+from llmdebug_nb.comparison.weight_noise import TURNED, turned_by
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import (
-    EXPECTED,
     MISMATCHES,
     Comparison,
     Difference,
-    Expectation,
     Pair,
     RowVerdict,
-    covering,
 )
-from llmdebug_nb.core.reasons import AFTER_TIE, CLOSE, OTHER_BATCH
+from llmdebug_nb.core.reasons import AFTER_TIE, CLOSE, OTHER_BATCH, UNTOUCHED
 
 UNMATCHED: Final = "unmatched"
 NEAR_TIE = "another choice at a near tie: its inputs differ within noise"
+OTHER_ORDER = "a choice that does not sort gave its values in another order"
 COARSER = "mine has a coarser dtype here than in the other calls of this kind"
 TOO_EVEN = "all elements are off by one factor, which rounding does not cause"
 FOLLOWS = "explained by what is expected"
 PASSED_ON = "within its limit only because earlier tensors differ"
 
 
-class Judging:
-    """All measured pairs, in execution order, to be judged whenever the expectations change.
-
-    ``size``, ``weights``: see `noise.NoisePropagation`. ``rounding``: what both programs state, see
-    `Epsilons`.
-    """
-
-    def __init__(
-        self,
-        measured: Sequence[Measured],
-        *,
-        size: Callable[[str], int] = lambda path: 0,
-        weights: Weights | None = None,
-        limits: Limits | None = None,
-        calibration: Calibration | None = None,
-        rounding: tuple[float, float] = (0.0, 0.0),
-    ) -> None:
-        self._measured, self._size, self._weights = measured, size, weights
-        self._limits, self._calibration = limits, calibration or Calibration()
-        self._epsilons = Epsilons(measured, rounding)
-        self._siblings = _siblings(measured, size, self._epsilons)
-        for again in self._calibration.rounded:
-            self._siblings.calibrate(_siblings(again, size, Epsilons(again)))
-        self.comparison = Comparison()
-        self._counts_padding = False
-
-    def count_padding(self) -> None:
-        """From now on, what differs at places without a token alone has diverged, too."""
-        self._counts_padding = True
-        self.__dict__.pop("plain", None)
-
-    @functools.cached_property
-    def _uses(self) -> Uses:
-        return Uses(m.pair for m in self._measured)
-
-    @functools.cached_property
-    def plain(self) -> list[Difference]:
-        """The differences without any expectation."""
-        return self._judged(frozenset())
-
-    def is_large(self, index: int) -> bool:
-        """Tell whether a difference is no perturbation: its size explains nothing behind it.
-
-        One of integers, such as positions or token ids, is none, however small.
-        """
-        m = self._measured[index]
-        if m.metrics is None and not m.certain:
-            return False  # only one run has it
-        return not self._epsilons.of(m) or not m.error < constants.PERTURBED
-
-    def differences(
-        self, expected: Sequence[Expectation] = (), excused: Collection[int] = ()
-    ) -> list[Difference]:
-        """Return a Difference for each measured pair.
-
-        A mismatch gets the verdict `expected` if it is marked, is the tensor of a marked row once
-        more, is ``excused`` (an index), or if the size of such differences before it explains it.
-        """
-        marks = {
-            d.index: mark
-            for d in self.plain
-            if (d.verdict in MISMATCHES or d.follows)
-            and (mark := covering(expected, d, self.is_large(d.index)))
-        }
-        if not marks and not excused:
-            return self.plain
-        known = {*marks, *excused}
-        contents: set[object] = set()
-        for d in self.plain:
-            if d.index in known:
-                contents.add(d.content)
-            elif d.differs and d.content in contents:
-                known.add(d.index)
-        again = self._judged(frozenset(i for i in known if not self.is_large(i)))
-        return [
-            _excused(plain, other, marks.get(plain.index), plain.index in known)
-            for plain, other in zip(self.plain, again, strict=True)
-        ]
-
-    def _judged(self, expected: Collection[int]) -> list[Difference]:
-        noise = NoisePropagation(self._size, self._weights)
-        judge = _Judge(
-            noise, self._epsilons, self._siblings, self._limits, self._calibration, expected,
-            self.comparison, lambda: self._uses, self._counts_padding,
-        )  # fmt: skip
-        return list(map(judge.difference, self._measured))
-
-
-def _excused(
-    plain: Difference, again: Difference, mark: Expectation | None, known: bool
-) -> Difference:
-    """Return a difference with expectations. ``again``: judged with the errors they pass on."""
-    if mark is not None:
-        return replace(plain, verdict=EXPECTED, expected=mark, follows=False)
-    if not plain.differs or (plain.follows and again.differs and not known):
-        return plain
-    if plain.follows:  # what it follows is expected
-        return replace(
-            plain, follows=False, reason=None if plain.reason == PASSED_ON else plain.reason
-        )
-    if known:
-        return replace(plain, verdict=EXPECTED, reason=FOLLOWS)
-    if again.verdict in MISMATCHES:
-        return again
-    return replace(plain, verdict=EXPECTED, limit=again.limit, reason=FOLLOWS)
-
-
-def _siblings(
-    measured: Sequence[Measured], size: Callable[[str], int], epsilons: Epsilons
-) -> Siblings:
-    """Learn from the measured errors, before any is judged."""
-    noise, siblings = NoisePropagation(size), Siblings()
-    for m in (each.at_tokens for each in measured):
-        if not m.is_at_its_place:
-            continue
-        record, eps = m.pair.either, epsilons.of(m)
-        site, shape = record.site, record.summary.shape
-        if m.metrics is None:
-            noise.add_unpaired(site, eps, shape)
-            continue
-        explained, level = None, Level()
-        if eps:
-            if 0.0 < m.error < math.inf:
-                explained = noise.explain(site, eps, shape, _replaced(m.pair))
-                explained.floor = math.hypot(explained.floor, _steps(m))
-            siblings.add(record, m.error, explained, m.carriers)
-            error = m.error if m.error < math.inf else 0.0
-            level = Level(error=error, scale=scale_of(m.metrics))
-        noise.record(site, level, eps, record.summary)
-    return siblings
-
-
-def _steps(m: Measured) -> float:
+def steps_of(m: Measured) -> float:
     """Return the error that rounding to the steps of a quantised tensor explains, relative L2."""
     return float((m.metrics or {}).get("grain_share") or 0.0)
 
 
-def _replaced(pair: Pair) -> bool:
+def is_replaced(pair: Pair) -> bool:
     return pair.golden is not None and pair.mine is not None and pair.golden.op != pair.mine.op
 
 
-class _Judge:
+class Judge:
     """Judges the pairs of a comparison in execution order."""
 
     def __init__(
@@ -207,7 +73,9 @@ class _Judge:
         comparison: Comparison,
         uses: Callable[[], Uses],
         counts_padding: bool,
+        untouched: Untouched,
     ) -> None:
+        self._untouched = untouched
         self._noise, self._epsilons, self._siblings = noise, epsilons, siblings
         self._comparison, self._uses = comparison, uses
         self._limits, self._calibration, self._expected = limits, calibration, expected
@@ -227,17 +95,17 @@ class _Judge:
             self._noise.add_unpaired(site, eps, shape)
             return self._row(m, UNMATCHED, None, None, {}, m.remark)
         is_order = self._sorted.is_order(m.pair)
-        explained = self._noise.explain(site, eps, shape, _replaced(m.pair))
-        row, level = self._judged(m, explained, eps)
-        for reading, why in self._readings(m) if row.verdict in MISMATCHES else ():
-            other, its_level = self._judged(reading, explained, eps)
-            if other.verdict in ("match", "within_noise"):
-                row, level = replace(other, verdict="within_noise", reason=why), its_level
-                break
+        explained = self._noise.explain(site, eps, shape, is_replaced(m.pair))
+        if m.error and explained.level.tied and self._given_limit(m) is None:
+            row, level = self._behind_tie(m, explained, eps, is_order)
+        else:
+            row, level = self._read(m, explained, eps, self._readings(m))
         if row.reason == SORTED:
             self._sorted.add(m.pair)
+        elif explained.level.tied:
+            pass  # padding was left out, if it could be
         elif row.verdict not in MISMATCHES:
-            self._unasked.agrees(m)
+            self._unasked.agrees(m, is_order)
         elif self._unasked.is_mixed(m, is_order):
             self._noise.add_unpaired(site, eps, shape)
             return self._row(m, UNMATCHED, None, None, {}, MIXED)
@@ -267,10 +135,50 @@ class _Judge:
             self._flips.add((site.rank, site.generation))
         return row
 
+    def _read(
+        self,
+        m: Measured,
+        explained: Explained,
+        eps: float,
+        readings: Iterator[tuple[Measured, str]],
+    ) -> tuple[Difference, Level]:
+        """Return the verdict on a pair, or on the first reading of it that agrees."""
+        row, level = self._judged(m, explained, eps)
+        for reading, why in readings if row.verdict in MISMATCHES else ():
+            other, its_level = self._judged(reading, explained, eps)
+            if other.verdict in ("match", "within_noise"):
+                return replace(other, verdict="within_noise", reason=why), its_level
+        return row, level
+
+    def _behind_tie(
+        self, m: Measured, explained: Explained, eps: float, is_order: bool
+    ) -> tuple[Difference, Level]:
+        """Return the verdict on what is behind a near tie, of the tokens that it left alone."""
+        unread = is_order or self._sorted.make(m.pair)
+        reading = None if unread else self._untouched.reading(m)
+        if reading is not None:
+            row, level = self._read(reading, explained, eps, _in_other_orders(reading))
+            if row.reason == NEAR_TIE:
+                return row, level
+            if row.reason not in (COARSER, SORTED):  # who is whose partner is less sure here
+                verdict: RowVerdict = "within_noise" if row.verdict == "match" else row.verdict
+                row = replace(row, verdict=verdict, reason=row.reason or UNTOUCHED)
+                return row, replace(level, tied=True)
+            if row.reason == SORTED:
+                self._sorted.add(m.pair)
+        level = replace(explained.level, error=math.hypot(explained.level.error, explained.floor))
+        return self._row(m, UNMATCHED, m.error, None, m.metrics or {}, AFTER_TIE), level
+
+    def _given_limit(self, m: Measured) -> Judged | None:
+        """Return how the user's limits judge a pair, if there are some for it."""
+        return None if self._limits is None else self._limits.of(m.pair, m.metrics or {})
+
     def _readings(self, m: Measured) -> Iterator[tuple[Measured, str]]:
         """Yield a pair as it may be measured otherwise, and why."""
         yield from ((reading, NO_TOKEN) for reading in self._unasked.readings(m))
         yield from ((reading, SORTED) for reading in self._sorted.readings(m))
+        if m.in_one_order is not None:
+            yield replace(m, metrics=m.in_one_order), OTHER_ORDER
 
     def _turned_by_statistics(self, m: Measured, eps: float) -> float:
         """Return what an optimizer may make of the error of a gradient whose values are unknown."""
@@ -303,7 +211,7 @@ class _Judge:
         def row(verdict: RowVerdict, error: float, limit: float, reason: str | None) -> Difference:
             return self._row(m, verdict, error, limit, metrics, reason)
 
-        fixed = self._limits.of(m.pair, metrics) if self._limits is not None else None
+        fixed = self._given_limit(m)
         if fixed is not None:
             beyond = fixed.error > fixed.limit and not (inherited and m.error <= limit)
             verdict: RowVerdict = "diverged" if beyond else "within_noise" if m.error else "match"
@@ -315,8 +223,10 @@ class _Judge:
         if clipped > constants.EVEN_ERRORS:
             return row("diverged", clipped, constants.EVEN_ERRORS, m.remark), capped
         if m.error and (why := self._tie(m, explained, limit)):
-            decides = why == AFTER_TIE or not self._uses().ignores(m.pair)
-            return row(UNMATCHED, m.error, limit, why), Level(error=math.inf if decides else 0.0)
+            decides = not self._uses().ignores(m.pair)
+            if decides:
+                self._untouched.add_tie(m)
+            return row(UNMATCHED, m.error, limit, why), Level(tied=decides)
         if m.error <= limit and scale > scale_limit and is_even(metrics, m.error):
             diverged = row("diverged", scale, scale_limit, TOO_EVEN)
             return diverged, level if expected else capped
@@ -355,7 +265,7 @@ class _Judge:
     def _noise_limits(self, m: Measured, explained: Explained, eps: float) -> NoiseLimits:
         pair, record = m.pair, m.pair.either
         error, scale = (0.0, 0.0) if pair.golden is None else self._calibration.limits(pair.golden)
-        steps = _steps(m)
+        steps = steps_of(m)
         if not eps:  # a dtype that does not round has no noise of its own
             return NoiseLimits(error, scale, error, error)
         level, kin = explained.level, self._siblings.member(record)
@@ -385,10 +295,8 @@ class _Judge:
         )
 
     def _tie(self, m: Measured, explained: Explained, limit: float) -> str | None:
-        """Return a reason if noise decided an index or a token, here or before it."""
+        """Return a reason if noise decided an index or a token."""
         record, level = m.pair.either, explained.level
-        if level.error == math.inf:
-            return AFTER_TIE
         if self._epsilons.of(m) or not m.metrics or m.error <= limit or level.cap:
             return None
         site = record.site
@@ -404,6 +312,14 @@ class _Judge:
             most = max(1.0, constants.NEAR_TIES * record.summary.numel)
             near = (m.metrics.get("mismatched") or math.inf) <= most
         return NEAR_TIE if level.error and near else None
+
+
+def _in_other_orders(m: Measured) -> Iterator[tuple[Measured, str]]:
+    """Yield a pair as it may be measured in other orders, and why."""
+    if m.in_one_order is not None:
+        yield replace(m, metrics=m.in_one_order), OTHER_ORDER
+    if m.in_any_order is not None:
+        yield replace(m, metrics=m.in_any_order), SORTED
 
 
 def _alone(row: Difference) -> Difference:

@@ -35,5 +35,6 @@ RESULT: Final = "result of the program"  # why two results are paired that share
 # what the comparison of values says
 CLOSE: Final = "close to a tensor of the other run, but by more than noise"
 AFTER_TIE: Final = "not comparable: it follows a choice that was made differently at a near tie"
+UNTOUCHED: Final = "compared at the tokens that another choice at a near tie has not touched"
 OTHER_BATCH: Final = "not comparable: it is made of all of a batch, and the runs have other batches"
 REJOINED: Final = "written otherwise in the other run, equal in effect"  # what is made of it agrees

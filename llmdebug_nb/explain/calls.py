@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import is_operator, module_of, within
+from llmdebug_nb.core.reasons import AFTER_TIE
 from llmdebug_nb.core.records import IN_KERNEL, CallKey, Record
 from llmdebug_nb.explain.frontier import Region
 
@@ -271,6 +272,11 @@ class Calls:
         key = call.key
         in_span = first <= other.span[0] <= last
         return in_span and other.key[:3] == key[:3] and within(other.path, key.path)
+
+    def is_made_around(self, call: ComparedCall, own: ComparedCall) -> bool:
+        """Tell whether ``own`` is to blame for a call in it that can't be compared: it has ties."""
+        given = {d.reason for d in call.outputs}
+        return given == {AFTER_TIE} and self.is_inside(call, own)
 
 
 def _span(call: ComparedCall) -> tuple[int, int]:

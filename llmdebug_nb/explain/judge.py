@@ -129,7 +129,7 @@ class Judge:
             if any(call.is_operator for call in (*golden, *mine)):
                 return self._rewritten(golden, mine, row)
             return self._between(own, row, region)
-        call = mine[-1] if mine else own
+        call = own if not mine or self.calls.is_made_around(mine[-1], own) else mine[-1]
         outside = [any(c.inner for c in side) for side in (region.golden, region.mine)]
         if row.site.role == "output" and outside[0] != outside[1] and call.same_kind:
             return self._between(own, row, region)  # the code around gives it other arguments

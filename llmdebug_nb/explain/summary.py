@@ -12,7 +12,7 @@ from llmdebug_nb.core.headline import Headline
 from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.places import in_torch
 from llmdebug_nb.core.printable import bracketed, printable, sentence
-from llmdebug_nb.core.reasons import AFTER_TIE
+from llmdebug_nb.core.reasons import AFTER_TIE, UNTOUCHED
 from llmdebug_nb.explain import causes
 
 _MADE = {
@@ -221,13 +221,17 @@ def _fine(labels: tuple[str, str], verdict: str, differences: Sequence[Differenc
 
 def _behind_ties(differences: Sequence[Difference]) -> str:
     """Return a sentence on what was not compared, as rounding decides a choice before it."""
-    behind = [d for d in differences if d.reason == AFTER_TIE]
+    behind = [d for d in differences if d.reason in (AFTER_TIE, UNTOUCHED)]
     if not behind:
         return ""
     first = behind[0].site
     where = f"{first.path or 'the model'} in step {first.step}"
-    count = f"{len(behind):,} tensors were not compared, from {where} on"
-    return f"{count}: rounding decides a choice before them, and the two runs chose otherwise."
+    left_out = sum(d.reason == AFTER_TIE for d in behind)
+    told = [f"{left_out:,} tensors were not compared"] if left_out else []
+    if some := len(behind) - left_out:
+        told.append(f"{some:,} were compared only at the tokens that it does not touch")
+    text = f"Rounding decides a choice before {where}, and the two runs chose otherwise. "
+    return f"{text}Behind it, {', and '.join(told)}."
 
 
 def _as_expected(labels: tuple[str, str], differences: Sequence[Difference]) -> str:

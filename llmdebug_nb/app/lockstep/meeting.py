@@ -20,10 +20,10 @@ from llmdebug_nb.comparison import metrics
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.engine import Measurer
 from llmdebug_nb.comparison.jobs import Outcome
+from llmdebug_nb.comparison.judging import Judging
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured
 from llmdebug_nb.comparison.modules import Modules
-from llmdebug_nb.comparison.tolerance import Judging
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import Difference, Pair
 from llmdebug_nb.core.lockstep import Graft

@@ -41,6 +41,19 @@ class Blanks:
     def places(self) -> torch.Tensor:
         return torch.tensor(list(self.flat), dtype=torch.bool).view(self.rows, self.tokens)
 
+    @property
+    def of_fed(self) -> Blanks:
+        """The places of the tokens of this step alone."""
+        own = self.places[:, self.tokens - self.fed :].flatten()
+        return Blanks(self.rows, self.fed, self.fed, bytes(own.tolist()))
+
+    def joined(self, other: Blanks) -> Blanks | None:
+        """Return the places of both; None if they are not of one batch."""
+        if (self.rows, self.tokens, self.fed) != (other.rows, other.tokens, other.fed):
+            return None
+        both = (self.places | other.places).flatten()
+        return Blanks(self.rows, self.tokens, self.fed, bytes(both.tolist()))
+
     def up_to(self, length: int) -> Blanks:
         """Return the same places of rows that are longer, as those of a cache of fixed length."""
         longer = torch.nn.functional.pad(self.places, (0, length - self.tokens))
@@ -52,7 +65,8 @@ class Blanks:
         for length in {self.tokens, self.tokens - self.fed} - {0}:
             places = self.places[:, :length]
             for batch, size in enumerate(shape):
-                heads = size // self.rows if batch == 0 and size % self.rows == 0 else 1
+                folded = batch == 0 and len(shape) > 2 and size % self.rows == 0
+                heads = size // self.rows if folded else 1  # one axis for rows and heads
                 tokens = [a for a, n in enumerate(shape) if n == length and a != batch]
                 for axis in tokens if size == self.rows * heads else ():
                     found = True
