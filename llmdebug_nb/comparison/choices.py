@@ -65,14 +65,14 @@ def in_one_order(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return values that two programs chose, those of each token in one order of its places.
 
-    A choice that is not told to sort gives its best in any order. Where a token has other places,
-    its values are sorted. All are [..., k]; ``places``: golden's and mine's.
+    A choice that is not told to sort gives its best in any order. A token that has other places is
+    left out: its values are those of other scores, and its places tell. The values are [..., k],
+    ``places`` golden's and mine's; returned are two [n, k] for n tokens.
     """
     orders = [each.long().sort(-1) for each in places]
-    same = (orders[0].values == orders[1].values).all(-1, keepdim=True)
+    same = (orders[0].values == orders[1].values).all(-1)
     both = [
-        torch.where(same, x.gather(-1, order.indices), x.sort(-1).values)
-        for x, order in zip((golden, mine), orders, strict=True)
+        x.gather(-1, order.indices)[same] for x, order in zip((golden, mine), orders, strict=True)
     ]
     return both[0], both[1]
 

@@ -162,7 +162,7 @@ def _compared(job: Job, g: torch.Tensor, m: torch.Tensor, custom: Custom) -> Out
 
 
 def _in_one_order(chosen: Sequence[torch.Tensor], blanks: Blanks | None) -> Metrics | None:
-    """Return what chosen values differ by in one order; None if their places are the same.
+    """Return what values of the same places differ by, in one order; None if all are in one.
 
     ``chosen``: golden's and mine's values, then their places.
     """

@@ -34,8 +34,8 @@ class Measured:
     of the batch that hold no token, None if there are none in it. ``in_any_order``: what its rows
     are, known by what they hold; None if they are in place, or are no tokens. ``gap``: of places
     among scores, by how much mine's differ in score, see `choices.gap`; None if that is unknown.
-    ``in_one_order``: of the values at such places, what they are in one order of the places; None
-    if they are in one.
+    ``in_one_order``: of the values at such places, what they are for tokens with the same places,
+    in one order; None if all are in one.
     """
 
     index: int

@@ -43,7 +43,7 @@ from llmdebug_nb.core.reasons import AFTER_TIE, CLOSE, OTHER_BATCH, UNTOUCHED
 
 UNMATCHED: Final = "unmatched"
 NEAR_TIE = "another choice at a near tie: its inputs differ within noise"
-OTHER_ORDER = "a choice that does not sort gave its values in another order"
+SAME_PLACES = "compared for the tokens of which both choose the same places, in one order"
 COARSER = "mine has a coarser dtype here than in the other calls of this kind"
 TOO_EVEN = "all elements are off by one factor, which rounding does not cause"
 FOLLOWS = "explained by what is expected"
@@ -178,7 +178,7 @@ class Judge:
         yield from ((reading, NO_TOKEN) for reading in self._unasked.readings(m))
         yield from ((reading, SORTED) for reading in self._sorted.readings(m))
         if m.in_one_order is not None:
-            yield replace(m, metrics=m.in_one_order), OTHER_ORDER
+            yield replace(m, metrics=m.in_one_order), SAME_PLACES
 
     def _turned_by_statistics(self, m: Measured, eps: float) -> float:
         """Return what an optimizer may make of the error of a gradient whose values are unknown."""
@@ -317,7 +317,7 @@ class Judge:
 def _in_other_orders(m: Measured) -> Iterator[tuple[Measured, str]]:
     """Yield a pair as it may be measured in other orders, and why."""
     if m.in_one_order is not None:
-        yield replace(m, metrics=m.in_one_order), OTHER_ORDER
+        yield replace(m, metrics=m.in_one_order), SAME_PLACES
     if m.in_any_order is not None:
         yield replace(m, metrics=m.in_any_order), SORTED
 
