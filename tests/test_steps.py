@@ -118,6 +118,16 @@ def test_a_custom_loop_counts_root_calls():
     assert _steps(run) == [(0, 0, "prefill"), (0, 1, "decode"), (0, 2, "decode")]
 
 
+def test_how_many_tokens_a_bare_call_sees_is_known_if_it_has_no_cache():
+    model, ids = llama(), prompt(7)
+    with ld.dump(model, name="r", tokens="all") as run, torch.no_grad():
+        cache = model(ids).past_key_values
+        model(ids[:, :1], past_key_values=cache)
+        model(ids, None, None, cache)
+        model(ids, use_cache=False)
+    assert [c.total for c in run.root_calls()] == [7, None, None, 7]
+
+
 def test_bare_calls_before_a_generate_are_warm_ups_and_do_not_shift_its_steps():
     model = llama()
     with ld.dump(model, name="r", tokens="0-1") as run:

@@ -182,6 +182,36 @@ def test_a_row_without_a_near_tie_is_compared_in_later_steps():
     assert wrong.findings[0].difference.site.step == 1
 
 
+def test_a_loop_by_hand_has_touched_tokens_in_its_cache():
+    def run(model, ids):
+        with torch.no_grad():
+            cache = model(ids, use_cache=True).past_key_values
+            for token in (5, 6):
+                model(ids[:, token : token + 1], past_key_values=cache, use_cache=True)
+
+    report = pair(run=run)
+    assert report.verdict == "within_noise", report.first_divergence
+    assert {d.site.step for d in report.differences if d.reason == UNTOUCHED} == {0, 1, 2}
+
+
+def test_a_call_without_a_cache_is_compared_however_many_calls_came_before():
+    def run(model, ids):
+        for _ in range(3):
+            model(ids, use_cache=False)
+
+    def later(layers):
+        calls = iter(range(3))
+
+        def hook(module, args, out):
+            return out * 1.2 if next(calls) == 2 else out
+
+        layers[1].input_layernorm.register_forward_hook(hook)
+
+    report = pair(later, run, ties=((0, 0),))
+    assert report.findings[0].path == "model.layers.1.input_layernorm"
+    assert report.findings[0].difference.site.step == 2
+
+
 def test_a_backward_pass_adds_all_tokens_up_so_nothing_behind_it_is_compared():
     def train(model, ids):
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -271,4 +301,5 @@ def test_a_step_with_several_batches_tells_none():
     assert known == [True, False, True, False]
     assert not steps.is_causal
     assert Steps([RootCall(0, 0, 0, "decode", 1, 9, 2)]).is_causal
+    assert Steps([RootCall(0, 0, 0, "decode", 1, None, 2)]).is_causal
     assert not Steps([RootCall(0, 0, 0, "decode", 1, 9, 2)], False).is_causal

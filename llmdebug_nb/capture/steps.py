@@ -17,10 +17,12 @@ import torch
 
 from llmdebug_nb.capture import generation
 from llmdebug_nb.capture.generation import RunningGenerate
+from llmdebug_nb.capture.signatures import Signatures
 from llmdebug_nb.core import msit_rounds
 from llmdebug_nb.core.records import WARMUP, RootCall
 
 _Place = tuple[int, int, str, int | None]  # generation, step, kind, total
+_CACHE = "past_key_values"
 
 
 class Numbering(Protocol):
@@ -64,6 +66,7 @@ class StepTracker:
         # by thread and id of the root
         self._running: dict[tuple[int, int], list[RunningGenerate]] = {}
         self._manual_step: int | None = None
+        self._signatures = Signatures()
         self._lock = threading.RLock()
 
     def add_root(self, root: object, name: str) -> None:
@@ -177,12 +180,24 @@ class StepTracker:
                 place = _place_in_generate(running[-1], query)
             else:
                 place = _place_in_series(steps, steps.name if whole else path, query, kwargs)
+                if whole and self._begins_text(root, args, kwargs):
+                    place = (*place[:3], query)
             number, step, kind, total = place
             call = RootCall(len(self.calls), number, step, kind, query, total, batch, steps.name)
             warm = call.generation < steps.warmups
             kind = WARMUP if warm else kind
             self.calls.append(replace(call, generation=number - steps.warmups, kind=kind))
             return call
+
+    def _begins_text(
+        self, root: object, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> bool:
+        """Tell whether a root that takes a cache gets none."""
+        names = self._signatures.of(root) if isinstance(root, torch.nn.Module) else tuple(kwargs)
+        if _CACHE not in names:
+            return False
+        by_position = args[names.index(_CACHE) :][:1] or (None,)
+        return kwargs.get(_CACHE, by_position[0]) is None
 
     def round_of(self, call: RootCall) -> int:
         """Return msit's round of a root call that `begin` returned."""
@@ -259,7 +274,7 @@ def _place_in_series(
     steps.called.add(called)
     kind = "forward"
     if query is not None and kwargs.get("use_cache") is not False:
-        cached = kwargs.get("past_key_values") is not None and steps.series_step > 0
+        cached = kwargs.get(_CACHE) is not None and steps.series_step > 0
         if cached:
             kind = "decode" if query == 1 else "forward"
         elif kwargs.get("use_cache"):

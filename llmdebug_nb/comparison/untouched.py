@@ -39,11 +39,15 @@ class Values(Protocol):
 
 
 class _Batch(NamedTuple):
-    """The rows of a step, how many tokens each is fed, and how many it has then."""
+    """The rows of a step, how many tokens each is fed, and how many it has then, at least.
+
+    ``may_see_more``: what earlier steps were fed, by a cache of which nothing is known.
+    """
 
     rows: int
     fed: int
     total: int
+    may_see_more: bool
 
 
 class Steps:
@@ -54,12 +58,14 @@ class Steps:
 
     def __init__(self, calls: Iterable[RootCall] = (), is_causal: bool | None = None) -> None:
         found: defaultdict[_Step, set[_Batch]] = defaultdict(set)
+        cached = False
         for call in calls:
             if call.batch and call.query:
                 total = call.total or call.query
-                found[call.generation, call.step].add(_Batch(call.batch, call.query, total))
+                batch = _Batch(call.batch, call.query, total, not call.total)
+                found[call.generation, call.step].add(batch)
+                cached |= call.kind == "decode" or batch.fed < total
         self._batches = {step: next(iter(own)) for step, own in found.items() if len(own) == 1}
-        cached = any(batch.fed < batch.total for batch in self._batches.values())
         self.is_causal = cached if is_causal is None else is_causal
 
     def of(self, site: Site) -> _Batch | None:
@@ -74,11 +80,13 @@ class Untouched:
         self._steps, self._values = steps, values
         # by rank and generation: the place of the first touched token of each row; None: unknown
         self._first: dict[tuple[int, int], list[int] | None] = {}
+        self._begun: dict[tuple[int, int], int] = {}  # likewise: the step of the first near tie
 
     def add_tie(self, m: Measured) -> None:
         """Take note of a choice that was made differently: of tokens, or for each token."""
         site, batch = m.pair.either.site, self._steps.of(m.pair.either.site)
         key = site.rank, site.generation
+        self._begun.setdefault(key, site.step)
         if self._values is None or batch is None:
             self._first[key] = None
             return
@@ -126,11 +134,14 @@ class Untouched:
 
     def _touched(self, site: Site) -> Blanks | None:
         """Return the touched places of a step; None if these are all, or unknown."""
-        first, batch = self._first.get((site.rank, site.generation)), self._steps.of(site)
+        key = site.rank, site.generation
+        first, batch = self._first.get(key), self._steps.of(site)
         if first is None or batch is None or len(first) != batch.rows:
             return None
         begin = torch.tensor(first)[:, None]
-        if batch.fed < batch.total or not self._steps.is_causal:
+        is_cached = batch.fed < batch.total
+        is_cached |= batch.may_see_more and site.step > self._begun[key]
+        if is_cached or not self._steps.is_causal:
             begin = torch.where(begin < _NONE, 0, begin)  # what the cache holds tells no more
         places = torch.arange(batch.total) >= begin
         if bool(places.all()):

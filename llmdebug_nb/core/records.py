@@ -47,7 +47,7 @@ class RootCall:
     within the same token, e.g. guidance), encoder, forward (unknown), warmup, engine (a step of an
     engine, which has tokens of several requests) or dummy (see `DUMMY`).
     ``query``/``total``/``batch``: token rows fed in, prompt + generated tokens so far, sequences;
-    None if the call has no token ids.
+    None if the call has no token ids. Nor is ``total`` known of a bare call that may have a cache.
     """
 
     index: int
