@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import llmdebug_nb as ld
-from llmdebug_nb.explain import causes
+from llmdebug_nb.explain import causes, numbers
 from recordings import AGREED
 from recordings import record as recorded
 
@@ -105,6 +105,26 @@ def test_an_eps_of_a_norm_is_compared_with_one_of_a_formula(golden, mine, where,
     assert words in finding.evidence
     assert "with golden's number it gives what golden computes" in finding.evidence
     assert finding.mine.line == line_of(*where)
+
+
+@pytest.mark.parametrize(
+    ("op", "given", "exchanged"),
+    [
+        # with 0 heads this one ends the process
+        ("Torch._transformer_encoder_layer_fwd", {"1": 64, "2": 4, "9": 1e-12}, {"9"}),
+        ("Functional.group_norm", {"1": 4, "kwargs.eps": 1e-5}, {"kwargs.eps"}),
+        ("Torch.roll", {"1": 2, "2": 0}, set()),
+        ("Tensor.__pow__", {"1": 2}, {"1"}),
+        ("Tensor.__rsub__", {"1": 1}, {"1"}),
+        ("Tensor.__getitem__", {"1.0": 3}, set()),
+        ("Tensor.mul", {"1": 2}, {"1"}),
+        ("Aten.add.Tensor", {"1": 1, "kwargs.alpha": 2}, {"1", "kwargs.alpha"}),
+        ("Functional.softplus", {"kwargs.beta": 2, "1": 1}, {"1", "kwargs.beta"}),
+    ],
+)
+def test_only_what_may_be_a_fraction_is_exchanged(op, given, exchanged):
+    scalars = {slot: (type(x).__name__, repr(x)) for slot, x in given.items()}
+    assert set(numbers._exchanged(op, scalars)) == exchanged
 
 
 def test_norms_of_one_eps_agree_however_they_are_written():

@@ -7,6 +7,7 @@ have a home of their own.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable
 
 import torch
@@ -24,6 +25,8 @@ HOOK_DICTS = (
     "_backward_pre_hooks",
 )
 
+# types of arguments of operators
+_FRACTIONS = re.compile(r"\b(number|float)\b")
 TENSOR_DICTS = ("_buffers", "_parameters")
 # what a module has in dicts of its own, by the names of these
 Registered = dict[str, dict[object, object]]
@@ -66,6 +69,20 @@ def schema_default(operator: str, argument: str) -> object:
         if each.name == argument and each.has_default_value():
             return each.default_value
     return None
+
+
+@functools.cache
+def takes_fractions(operator: str, argument: str) -> bool:
+    """Tell whether an aten operator takes a fraction for an argument, given by name or place.
+
+    An operator that has none takes lengths, axes and counts there, if it takes numbers at all.
+    """
+    packet = getattr(torch.ops.aten, operator, None)
+    for name in packet.overloads() if packet is not None else ():
+        for place, each in enumerate(getattr(packet, name)._schema.arguments):
+            if argument in (each.name, str(place)) and _FRACTIONS.search(str(each.type)):
+                return True
+    return False
 
 
 def registered(module: torch.nn.Module, names: Iterable[str] = TENSOR_DICTS) -> Registered:

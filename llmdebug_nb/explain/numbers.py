@@ -14,10 +14,11 @@ from collections.abc import Sequence
 import torch
 
 from llmdebug_nb.core import constants
+from llmdebug_nb.core.torch_internals import takes_fractions
 from llmdebug_nb.explain import arguments
 from llmdebug_nb.explain.flow_calls import FlowCall
 from llmdebug_nb.explain.known import Known
-from llmdebug_nb.explain.operators import CannotReplay, operator
+from llmdebug_nb.explain.operators import CannotReplay, bare_name, operator
 from llmdebug_nb.explain.replay import Replayed
 from llmdebug_nb.explain.runs import Runs, Scalar, Side
 
@@ -38,7 +39,8 @@ def differing(
     own = _defaults(mine.outputs[0].op, runs.mine.scalars(mine.key)) if mine.outputs else {}
     inverses = [(1 / value, said) for value, said in theirs.items() if value]
     usable = [(v, said) for v, said in (*theirs.items(), *inverses) if math.isfinite(v)]
-    tried = itertools.product(_numbers(own).items(), usable)
+    slots = _exchanged(mine.outputs[0].op, own) if own else {}
+    tried = itertools.product(slots.items(), usable)
     # each is a replay
     for (slot, text), (value, said) in itertools.islice(tried, constants.REGION_CALLS):
         if math.isclose(float(text), value, rel_tol=constants.SAME_SCALAR):
@@ -76,6 +78,23 @@ def _numbers(scalars: dict[str, Scalar]) -> dict[str, str]:
     """Return the finite numbers among scalars, by slot, as texts."""
     texts = {slot: text for slot, (kind, text) in scalars.items() if kind in _NUMBERS and text}
     return {slot: text for slot, text in texts.items() if math.isfinite(float(text))}
+
+
+def _exchanged(op: str, scalars: dict[str, Scalar]) -> dict[str, str]:
+    """Return the numbers that a call may take another one for, by slot, as texts.
+
+    Not so lengths, axes and counts: kernels trust some of them, and one that divides by a number
+    of heads of 0 ends the process.
+    """
+    bare = bare_name(op)
+    of_python = op == f"Tensor.__{bare}__" and not bare.endswith("item")
+    return {
+        slot: text
+        for slot, text in _numbers(scalars).items()
+        if of_python
+        or scalars[slot][0] == "float"
+        or takes_fractions(bare, slot.removeprefix("kwargs."))
+    }
 
 
 def _scalar(value: float) -> Scalar:

@@ -4,6 +4,7 @@ A dump names operators and gives their arguments. Some operators of torch read o
 without a check (those that take strides or pointers), open files, or change objects. So only those
 below are run, which are what models compute with. Each reads and writes its own tensors alone, and
 checks their sizes and indices itself. `tests/test_replay_process.py` checks the list by schemas.
+Counts may still end a process (a number of heads of 0): dumps of others are replayed in another.
 """
 
 from __future__ import annotations
