@@ -1,7 +1,7 @@
 """Score the findings of a comparison on planted bugs and benign changes, beside three baselines.
 
     python benchmarks/zoo/score.py [--seeds 3] [--only NAME] [--jobs 1] [--set zoo|more|all]
-                                   [--json FILE] [--msprobe PYTHON]
+                                   [--statistics] [--json FILE] [--msprobe PYTHON]
 
 For each case the right and the changed program are recorded (modules, functions, weights, tensors)
 and compared by `ld.compare` with its defaults. A bug is an exact hit if the first finding names one
@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -110,10 +111,11 @@ def mark(
 # -- ours ----------------------------------------------------------------------------------------
 
 
-def record(program: Program, folder: Path) -> tuple[ld.Run, float]:
+def record(program: Program, folder: Path, statistics: bool = False) -> tuple[ld.Run, float]:
     """Return the run of a program, and the seconds that recording it took."""
+    options = {**RECORD, "stats_only": statistics}
     start = time.perf_counter()
-    with ld.dump(program.model, name=folder.name, path=folder.parent, **RECORD) as run:
+    with ld.dump(program.model, name=folder.name, path=folder.parent, **options) as run:
         program()
     return run, time.perf_counter() - start
 
@@ -154,16 +156,19 @@ def called_from(run: ld.Run, site: Site) -> list[str]:
     return []
 
 
-def score(case: Case) -> list[Mark]:
-    """Record and compare both programs of a case; return our mark and those of the baselines."""
+def score(case: Case, statistics: bool = False) -> list[Mark]:
+    """Record and compare both programs of a case; return our mark and those of the baselines.
+
+    ``statistics``: no values are kept, and the baselines, which need them, are left out.
+    """
     with tempfile.TemporaryDirectory() as folder:
         right, (changed, answer) = case.golden(), case.mine()
-        golden, before = record(right, Path(folder, "golden"))
-        mine, after = record(changed, Path(folder, "mine"))
+        golden, before = record(right, Path(folder, "golden"), statistics)
+        mine, after = record(changed, Path(folder, "mine"), statistics)
         nbytes = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
         figures = Figures(recording=before + after, nbytes=nbytes)
         marks = [compared(case, answer, golden, mine, figures)]
-        for tool, seen in baselines.blame(golden, mine).items():
+        for tool, seen in ({} if statistics else baselines.blame(golden, mine)).items():
             verdict, blamed = ("match", []) if seen is None else ("diverged", [seen])
             marks.append(mark(case, answer, tool, verdict, blamed))
     return marks
@@ -312,11 +317,12 @@ def chosen(entries: Iterable[Entry], given: argparse.Namespace) -> list[Case]:
     return cases
 
 
-def run(cases: Sequence[Case], jobs: int) -> list[Mark]:
+def run(cases: Sequence[Case], jobs: int, statistics: bool = False) -> list[Mark]:
     """Return the marks of all cases, from so many processes."""
     marks: list[Mark] = []
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        each = pool.map(score, cases) if jobs > 1 else map(score, cases)
+        work = partial(score, statistics=statistics)
+        each = pool.map(work, cases) if jobs > 1 else map(work, cases)
         for number, some in enumerate(each, 1):
             marks += some
             print(
@@ -346,6 +352,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="one architecture and one precision an entry"
     )
+    parser.add_argument("--statistics", action="store_true", help="record statistics alone")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write every mark there")
     parser.add_argument(
@@ -361,7 +368,7 @@ def main() -> None:
     }
     if not any(cases.values()):
         raise SystemExit("no entry is called that: " + ", ".join(given.only + given.on))
-    marks = {name: run(some, given.jobs) for name, some in cases.items() if some}
+    marks = {name: run(some, given.jobs, given.statistics) for name, some in cases.items() if some}
     for name, some in marks.items():
         if given.msprobe:
             some += msprobe(given.msprobe, cases[name])

@@ -6,15 +6,17 @@ golden's own scores, at its places and at mine's.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import torch
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.padding import Blanks
-from llmdebug_nb.core.records import CallKey, Record
+from llmdebug_nb.core.records import CallKey, Record, Summary
 
 
 class Scores:
@@ -117,6 +119,45 @@ def gap(golden: torch.Tensor, mine: torch.Tensor, scores: torch.Tensor) -> float
     rms = (squares / finite.sum(-1, keepdim=True).clamp(min=1)).sqrt()
     most = (off / rms.clamp(min=torch.finfo(rms.dtype).tiny)).nan_to_num(torch.inf, torch.inf)
     return float(most.max())
+
+
+def moved(golden: Summary, mine: Summary) -> float:
+    """Return how many places are others, by what their sum tells; infinite if it tells nothing.
+
+    A place that moves by chance is off by sqrt(2) times the spread of places, up or down.
+    """
+    means, norm = (golden.mean, mine.mean), golden.l2norm
+    if means[0] is None or means[1] is None or norm is None:
+        return math.inf
+    numel = golden.numel
+    variance = norm * norm / numel - means[0] * means[0]
+    off = (means[1] - means[0]) * numel
+    return off * off / (2 * variance) if variance > 0.0 else math.inf
+
+
+def near_ties(chosen: Summary, gap: float) -> float:
+    """Return how many places rounding may choose otherwise, that moves scores by a gap, over RMS.
+
+    Of n normal scores, the next one is nearer than a gap for 0.4 n gap tokens at most: that is
+    their density where it is highest. One place may be off in any case, from end to end.
+    """
+    end_to_end = 6.0  # (n - 1)^2, over twice the variance (n^2 - 1) / 12 of n places
+    scores = (chosen.max or 0.0) + 1.0
+    tokens = scores * gap / math.sqrt(2 * math.pi) * _tokens(chosen)
+    return max(end_to_end, min(tokens, constants.NEAR_TIES * chosen.numel))
+
+
+def moved_norm(chosen: Summary, places: float) -> float:
+    """Return by how much so many other places may move the norm of what follows, relative.
+
+    A token that goes on otherwise has up to twice its square, or nothing of it, by chance.
+    """
+    return min(1.0, math.sqrt(places) / 2 / _tokens(chosen))
+
+
+def _tokens(chosen: Summary) -> float:
+    """Return for how many tokens a choice is made: int[..., k], or int[...] of the best one."""
+    return chosen.numel / (chosen.shape[-1] if len(chosen.shape) > 1 else 1)
 
 
 def _are_best(made: torch.Tensor, index: torch.Tensor, scores: torch.Tensor) -> bool:

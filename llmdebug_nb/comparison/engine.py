@@ -31,7 +31,7 @@ from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.fingerprint import same
-from llmdebug_nb.core.kernels.masks import have_other_forms
+from llmdebug_nb.core.kernels.masks import have_other_forms, hide_as_much
 from llmdebug_nb.core.kernels.padding import Blanks, Padding
 from llmdebug_nb.core.reasons import OTHER_BATCH
 from llmdebug_nb.core.records import Node, Record, Site, Summary
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 UNINITIALISED = "memory that was not written to yet, or not wholly: what it holds is chance"
 OTHER_MASK = "one marks tokens, the other is a mask of scores: what they do is compared"
 STATS_ONLY = "judged by statistics: "
+MASK_ALONE = "no values, and its statistics are those of what a mask hides"
 _Rounded = tuple[dict[Hashable, float], dict[Hashable, float]]  # of each side's payloads
 __all__ = ["STATS_ONLY", "UNMATCHED", "Measurer", "judging", "measure"]
 
@@ -198,7 +199,7 @@ class _Plan:
             self._open[index] = self._number(self.job(pair, self.padding.of(golden.site)))
         if golden.payload is not None or mine.payload is not None:
             self._open.setdefault(index, None)
-        certain = values is None and same_bytes is False
+        certain = values is None and same_bytes is False and remark != MASK_ALONE
         return Measured(index, pair, values, remark, same_bytes, certain)
 
     def _needs(
@@ -307,6 +308,8 @@ def _by_statistics(
     """Return the metrics of statistics alone. ``why``: the reason for that."""
     if pair.fit is not None and not pair.fit.whole:
         return None, f"{why}, and statistics cover the whole tensor ({pair.fit.says})"
+    if hide_as_much(a, b):
+        return None, MASK_ALONE
     values = metrics.statistics(a, b)
     if a.numel and all(value is None for value in values.values()):
         return None, f"{why}, and no statistics to judge by"

@@ -65,6 +65,7 @@ class Level:
     ``error``, ``scale``: the largest that was measured. ``cap``, ``scale_cap``: the largest limit
     of tensors that diverged. ``expected``: some of it comes from an expected difference. ``tied``:
     some tokens go on with another choice, see `untouched.py`; what else is here is of the others.
+    ``unseen``: the error that statistics may hide, see `tolerance.unseen`.
     """
 
     error: float = 0.0
@@ -73,6 +74,7 @@ class Level:
     scale_cap: float = 0.0
     expected: bool = False
     tied: bool = False
+    unseen: float = 0.0
 
     def add(self, other: Level) -> None:
         # written out: it is called some twenty times a tensor
@@ -88,18 +90,25 @@ class Level:
             self.expected = True
         if other.tied:
             self.tied = True
+        if other.unseen > self.unseen:
+            self.unseen = other.unseen
 
     @property
     def is_none(self) -> bool:
         """True if there is no noise at all."""
-        some = self.error or self.cap or self.scale or self.scale_cap
+        some = self.error or self.cap or self.scale or self.scale_cap or self.unseen
         return not (some or self.expected or self.tied)
 
+    @property
+    def noise(self) -> float:
+        """The largest error that was measured, or may be hidden."""
+        return max(self.error, self.unseen)
+
     def limit(self, amplification: float, own: float) -> float:
-        return math.hypot(max(amplification * self.error, self.cap), own)
+        return math.hypot(max(amplification * self.noise, self.cap), own)
 
     def scale_limit(self, amplification: float, own: float) -> float:
-        by_chance = constants.EVEN_BY_CHANCE * max(amplification * self.error, self.cap)
+        by_chance = constants.EVEN_BY_CHANCE * max(amplification * self.noise, self.cap)
         return math.hypot(max(amplification * self.scale, self.scale_cap), own, by_chance)
 
 
@@ -312,8 +321,9 @@ def _sums(summary: Summary) -> tuple[float, float]:
 
 def _sum(inside: Level, before: Level, weights: Level | None = None) -> Level:
     total = Level(
-        inside.error, inside.cap, inside.scale, inside.scale_cap, inside.expected, inside.tied
-    )
+        inside.error, inside.cap, inside.scale, inside.scale_cap, inside.expected, inside.tied,
+        inside.unseen,
+    )  # fmt: skip
     total.add(before)
     if weights is not None:
         total.add(weights)

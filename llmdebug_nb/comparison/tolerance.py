@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Final
 
+from llmdebug_nb.comparison import choices
 from llmdebug_nb.comparison.calibration import Calibration
 from llmdebug_nb.comparison.epsilons import Epsilons
 from llmdebug_nb.comparison.limits import Judged, Limits
@@ -53,6 +54,16 @@ PASSED_ON = "within its limit only because earlier tensors differ"
 def steps_of(m: Measured) -> float:
     """Return the error that rounding to the steps of a quantised tensor explains, relative L2."""
     return float((m.metrics or {}).get("grain_share") or 0.0)
+
+
+def unseen(m: Measured, eps: float, before: Level) -> float:
+    """Return the error that statistics may hide: that of rounding, here or on the way.
+
+    Elements that are rounded up and down hardly move a norm. What is made of a few of them shows.
+    """
+    if not m.by_statistics or m.same_bytes:
+        return 0.0
+    return max(constants.BOTH_ROUND * eps, before.unseen)
 
 
 def is_replaced(pair: Pair) -> bool:
@@ -153,7 +164,13 @@ class Judge:
     def _behind_tie(
         self, m: Measured, explained: Explained, eps: float, is_order: bool
     ) -> tuple[Difference, Level]:
-        """Return the verdict on what is behind a near tie, of the tokens that it left alone."""
+        """Return the verdict on what is behind a near tie, of the tokens that it left alone.
+
+        Statistics are of all tokens: how far the others may move them, the near tie told.
+        """
+        if m.by_statistics and eps and len(m.pair.either.summary.shape) > 1:
+            row, level = self._judged(m, explained, eps)
+            return row, replace(level, tied=True)
         unread = is_order or self._sorted.make(m.pair)
         reading = None if unread else self._untouched.reading(m)
         if reading is not None:
@@ -166,7 +183,7 @@ class Judge:
                 return row, replace(level, tied=True)
             if row.reason == SORTED:
                 self._sorted.add(m.pair)
-        level = replace(explained.level, error=math.hypot(explained.level.error, explained.floor))
+        level = replace(explained.level, error=math.hypot(explained.level.noise, explained.floor))
         return self._row(m, UNMATCHED, m.error, None, m.metrics or {}, AFTER_TIE), level
 
     def _given_limit(self, m: Measured) -> Judged | None:
@@ -207,6 +224,7 @@ class Judge:
         is_noise = is_noise and (any_noise or not self._is_followed(m.pair))
         passes = is_noise or expected
         level = Level(error=error, scale=scale, expected=any_noise) if passes else capped
+        level.unseen = unseen(m, eps, explained.level)
 
         def row(verdict: RowVerdict, error: float, limit: float, reason: str | None) -> Difference:
             return self._row(m, verdict, error, limit, metrics, reason)
@@ -222,11 +240,11 @@ class Judge:
         clipped = float(metrics.get("clipped") or 0.0)
         if clipped > constants.EVEN_ERRORS:
             return row("diverged", clipped, constants.EVEN_ERRORS, m.remark), capped
-        if m.error and (why := self._tie(m, explained, limit)):
+        if m.error and (behind := self._tie(m, explained, limit)):
             decides = not self._uses().ignores(m.pair)
             if decides:
                 self._untouched.add_tie(m)
-            return row(UNMATCHED, m.error, limit, why), Level(tied=decides)
+            return row(UNMATCHED, m.error, limit, NEAR_TIE), behind if decides else Level()
         if m.error <= limit and scale > scale_limit and is_even(metrics, m.error):
             diverged = row("diverged", scale, scale_limit, TOO_EVEN)
             return diverged, level if expected else capped
@@ -271,7 +289,7 @@ class Judge:
         level, kin = explained.level, self._siblings.member(record)
         amplification = kin.amplification
         usual = level.limit(amplification, explained.floor)
-        noise = amplification * level.error
+        noise = amplification * level.noise
         if level.cap:  # what chance may be is asked where the inputs agree
             by_chance, smallness = 1.0, 1.0
         else:
@@ -294,8 +312,8 @@ class Judge:
             max(error, math.hypot(noise, explained.floor, steps)),
         )
 
-    def _tie(self, m: Measured, explained: Explained, limit: float) -> str | None:
-        """Return a reason if noise decided an index or a token."""
+    def _tie(self, m: Measured, explained: Explained, limit: float) -> Level | None:
+        """Return what follows if noise decided an index or a token."""
         record, level = m.pair.either, explained.level
         if self._epsilons.of(m) or not m.metrics or m.error <= limit or level.cap:
             return None
@@ -304,14 +322,20 @@ class Judge:
             return None
         if site.role == "input":
             flipped = (site.rank, site.generation) in self._flips
-            return NEAR_TIE if flipped and self._noise.is_outermost(site) else None
-        if m.gap is not None:  # noise moves both scores, at most as far as the worst row
-            noise = level.limit(constants.AMPLIFICATION, explained.floor)
-            near = m.gap <= 2 * constants.WORST_ROW * noise
+            return Level(tied=True) if flipped and self._noise.is_outermost(site) else None
+        # noise moves both scores, at most as far as the worst row
+        gap = 2 * constants.WORST_ROW * level.limit(constants.AMPLIFICATION, explained.floor)
+        behind, golden, mine = Level(tied=True), m.pair.golden, m.pair.mine
+        if m.gap is not None:
+            near = m.gap <= gap
+        elif m.by_statistics and golden is not None and mine is not None:
+            most = choices.near_ties(golden.summary, gap)
+            near = choices.moved(golden.summary, mine.summary) <= most
+            behind.unseen = choices.moved_norm(golden.summary, most)
         else:
             most = max(1.0, constants.NEAR_TIES * record.summary.numel)
             near = (m.metrics.get("mismatched") or math.inf) <= most
-        return NEAR_TIE if level.error and near else None
+        return behind if level.noise and near else None
 
 
 def _in_other_orders(m: Measured) -> Iterator[tuple[Measured, str]]:

@@ -127,6 +127,8 @@ SCALE_SUM_SHARE = 0.0625
 # Share of an eps that the rounding of 16 elements or more, 0.2 eps each, adds to their common
 # factor.
 SCALE_SHARE = 0.05
+# Share of an eps by which elements are off that two programs round each, by 0.2 eps.
+BOTH_ROUND = 0.2 * math.sqrt(2)
 # Floors of one operator: code between the modules runs several, each with a floor of its own.
 GLUE_FLOORS = 2.0
 # Times the error of the inputs: what a call without siblings in other layers may amplify. The calls
@@ -159,16 +161,14 @@ MOST_LANES = 64
 # The error of the worst row counts divided by this. In correct programs it is 3.5 times the error
 # of the whole at most.
 WORST_ROW = 4
-# A limit over the difference of two recordings of golden: two draws of the same noise differ by
-# less.
+# A limit over the difference of two recordings of golden: two draws of a noise differ by less.
 CALIBRATED = 3.0
 # Recordings of golden with another rounding, of which the one that moves a tensor most
 # counts: two draws are within a factor of CALIBRATED of each other but in one case of 10^3.
 PERTURBED_DRAWS = 2
 # Steps on one side of zero of an 8-bit integer, by which the noise of quantisation is made.
 BYTE_STEPS = 127.0
-# Share of the choices (indices, tokens) of a tensor that may be near ties. A wrong rule changes
-# more of them.
+# Share of a tensor's choices (indices, tokens) that may be near ties. A wrong rule changes more.
 NEAR_TIES = 0.25
 # Share of an eps that rounding on one side adds to a common factor. Regular values may all be
 # rounded one way.

@@ -85,6 +85,18 @@ def takes_fractions(operator: str, argument: str) -> bool:
     return False
 
 
+@functools.cache
+def draws(operator: str) -> bool:
+    """Tell whether an aten operator draws random numbers whenever it is called in training."""
+    packet = getattr(torch.ops.aten, operator, None)
+    overloads = [getattr(packet, name) for name in packet.overloads()] if packet else []
+    return any(
+        torch.Tag.nondeterministic_seeded in each.tags
+        and all(argument.name != "dropout_p" for argument in each._schema.arguments)
+        for each in overloads
+    )
+
+
 def registered(module: torch.nn.Module, names: Iterable[str] = TENSOR_DICTS) -> Registered:
     """Return copies of some dicts of a module."""
     of_module = vars(module)

@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 
 from llmdebug_nb.core import constants
+from llmdebug_nb.core.torch_internals import draws
 from llmdebug_nb.explain.calls import ComparedCall
-from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.explain.operators import CannotReplay, bare_name
 from llmdebug_nb.explain.replay import Replayed, is_random, unit
 from llmdebug_nb.explain.runs import Runs
 from llmdebug_nb.explain.swap import SwapResult, run_on_golden_inputs
@@ -48,8 +49,11 @@ def test(call: ComparedCall, runs: Runs) -> Tested:
 
 
 def by_chance(call: ComparedCall, runs: Runs) -> Tested | None:
-    """Return why a module may differ by the random numbers in it alone; None if not."""
-    may = not call.is_operator and runs.trains(call.golden, call.mine)
+    """Return why a call may differ by the random numbers in it alone; None if not."""
+    if call.is_operator:
+        may = all(op is not None and draws(bare_name(op)) for op in call.ops)
+    else:
+        may = runs.trains(call.golden, call.mine)
     return _DRAWN if may and runs.drew_others(call.key) else None
 
 

@@ -91,6 +91,13 @@ def may_hide(summary: Summary) -> bool:
     return bool(s.inf) or (s.min is not None and s.min <= constants.MASK_FILL)
 
 
+def hide_as_much(golden: Summary, mine: Summary) -> bool:
+    """Tell whether two tensors have as many masked entries, which their statistics are made of."""
+    if golden.min == mine.min == -math.inf:
+        return golden.inf == mine.inf
+    return 0 < fill_count(golden) == fill_count(mine)
+
+
 def without_masked(golden: torch.Tensor, mine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return two floating tensors of one shape, zeros where both are masked, one of them surely.
 
