@@ -77,6 +77,18 @@ def test_a_near_tie_is_told_and_what_follows_it_is_compared():
     assert len(left) < len(report.differences) / 6
 
 
+def test_statistics_of_another_batch_are_not_compared_and_the_reason_is_told():
+    runs = []
+    for rows in (1, 2):
+        model = decoder("Llama", "sdpa")
+        with ld.dump(model, name=f"rows{rows}", stats_only=True) as run, torch.no_grad():
+            model(torch.arange(3, 11).repeat(rows, 1))
+        runs.append(run)
+    report = ld.compare(*runs, progress=False)
+    assert report.verdict == "incomparable"
+    assert "statistics of other batches. Record values" in report.summary()
+
+
 def _shifted(module, args, out):
     logits, values, index = out
     return logits, values, (index + 1) % logits.shape[-1]

@@ -350,6 +350,14 @@ class BatchMaps:
             self._maps[key] = self._find(key)
         return self._maps[key]
 
+    def are_unknown(self, generation: int, step: int) -> bool:
+        """Tell whether batches have other shapes, and no values tell which rows are whose."""
+        inputs = (side.get((generation, step), []) for side in self._inputs)
+        golden, mine = map(_token_ids, inputs)
+        if golden is None or mine is None or golden.summary.shape == mine.summary.shape:
+            return False
+        return golden.payload is None or mine.payload is None
+
     def _find(self, key: tuple[int, int]) -> BatchMap | None:
         inputs = [side.get(key, []) for side in self._inputs]
         if self._load is None or not all(inputs):

@@ -225,8 +225,8 @@ class LayoutFinder:
 
     def relaid(self, generation: int, step: int) -> bool:
         """Tell whether the batches of a step differ in the rows or the places of tokens."""
-        maps = (self._batches.of(generation, each) for each in (step, 0))
-        return any(found is not None for found in maps)
+        of, unknown = self._batches.of, self._batches.are_unknown
+        return any(of(generation, n) is not None or unknown(generation, n) for n in (step, 0))
 
     def _by_tokens(self, golden: Record, mine: Record) -> Fit | None:
         """Return the fit that the batch maps of the step explain."""

@@ -10,7 +10,7 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.findings import Coverage, Difference
 from llmdebug_nb.core.paths import is_operator
-from llmdebug_nb.core.reasons import EXCUSED, REJOINED, RESULT
+from llmdebug_nb.core.reasons import EXCUSED, OTHER_BATCH, REJOINED, RESULT
 from llmdebug_nb.core.records import Record, Site
 from llmdebug_nb.core.results import Results
 
@@ -101,7 +101,19 @@ def _unanswered_step(differences: Sequence[Difference]) -> str:
     alone = [key for key, answered in steps[0].items() if not answered]
     both = [step for generation, step in alone if steps[1].get((generation, step)) is False]
     if both:
-        return f"in step {both[0]}, no result of golden belongs to a result of mine"
+        why = _why(differences)
+        return f"in step {both[0]}, no result of golden belongs to a result of mine{why}"
+    return ""
+
+
+def _why(differences: Sequence[Difference]) -> str:
+    """Return that statistics are of other rows or tokens, and what helps; "" if they are not."""
+    apart = (d.pair for d in differences if d.reason == OTHER_BATCH)
+    if any(p.either.payload is None and p.either.site.role == "output" for p in apart):
+        return (
+            ": they are statistics of other batches."
+            " Record values (stats_only=False), or run both on the same batch"
+        )
     return ""
 
 
