@@ -16,7 +16,7 @@ from llmdebug_nb.comparison.choices import moved, moved_norm, near_ties
 from llmdebug_nb.comparison.engine import MASK_ALONE
 from llmdebug_nb.comparison.tolerance import NEAR_TIE
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.kernels.masks import hide_as_much
+from llmdebug_nb.core.kernels.masks import hide_as_much, hides_tokens
 from llmdebug_nb.core.kernels.summary import summarize
 from test_places import AGREED
 
@@ -87,6 +87,36 @@ def test_statistics_of_another_batch_are_not_compared_and_the_reason_is_told():
     report = ld.compare(*runs, progress=False)
     assert report.verdict == "incomparable"
     assert "statistics of other batches. Record values" in report.summary()
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_what_statistics_cover_besides_tokens_is_told(padded):
+    runs = []
+    ids = torch.arange(3, 27).view(2, 12)
+    mask = torch.ones_like(ids)
+    if padded:
+        mask[1, :4] = 0
+    for name, attention in (("golden", "eager"), ("mine", "sdpa")):
+        model = decoder("Llama", attention)
+        if not padded and name == "mine":
+            model.model.layers[2].self_attn.o_proj.weight.data *= 1.1
+        with ld.dump(model, name=name, stats_only=True) as run, torch.no_grad():
+            model(ids, attention_mask=mask, use_cache=False)
+        runs.append(run)
+    report = ld.compare(*runs, progress=False)
+    assert report.verdict == "diverged"
+    told = [line for line in report.notes() if line.startswith("Padding")]
+    assert bool(told) is padded
+    assert all("Values (stats_only=False) tell" in line for line in told)
+
+
+@given(st.integers(2, 9), st.integers(0, 4), st.booleans())
+def test_order_hides_no_tokens_and_padding_does(tokens, padding, as_bool):
+    seen = torch.ones(2, 1, tokens, tokens, dtype=torch.bool).tril()
+    padding = min(padding, tokens - 1)
+    seen[1, :, :, :padding] = False
+    mask = seen if as_bool else torch.where(seen, 0.0, -3e38)
+    assert hides_tokens(summarize(mask)) is (padding > 0)
 
 
 def _shifted(module, args, out):

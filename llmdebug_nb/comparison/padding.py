@@ -7,7 +7,7 @@ way to write attention, and a choice among all in another.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,16 +17,27 @@ from llmdebug_nb.comparison.followed import Followed
 from llmdebug_nb.comparison.measured import Measured, OfTokens
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import Difference
-from llmdebug_nb.core.kernels.padding import Blanks, Reading, zeroed
+from llmdebug_nb.core.kernels.masks import hides_tokens
+from llmdebug_nb.core.kernels.padding import Blanks, Reading, are_marks, zeroed
 
 NO_TOKEN = "differs only where the batch has no token (padding)"
 MIXED = "not comparable: it is made of all places of a batch, also of those without a token"
 
 
-def notes(differences: Iterable[Difference]) -> list[str]:
-    """Return a sentence on the rows that differ at blank places alone, if there are any."""
+def notes(differences: Sequence[Difference]) -> list[str]:
+    """Return a sentence on what differs at blank places alone, or may, if there is any."""
     count = sum(d.reason == NO_TOKEN for d in differences)
-    return [f"Padding: {count:,} rows differ only where the batch has no token"] if count else []
+    if count:
+        return [f"Padding: {count:,} rows differ only where the batch has no token"]
+    bad = (d for d in differences if d.verdict == "diverged")
+    if any("stat_error" in d.metrics and d.pair.either.payload is None for d in bad):
+        given = [d.pair.golden.summary for d in differences if d.pair.golden is not None]
+        if any(map(are_marks, given)) and any(map(hides_tokens, given)):
+            return [
+                "Padding: some places of the batch hold no token; right programs may differ there,"
+                " and statistics cover them. Values (stats_only=False) tell"
+            ]
+    return []
 
 
 def of_tokens(

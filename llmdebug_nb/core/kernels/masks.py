@@ -98,6 +98,16 @@ def hide_as_much(golden: Summary, mine: Summary) -> bool:
     return 0 < fill_count(golden) == fill_count(mine)
 
 
+def hides_tokens(s: Summary) -> bool:
+    """Tell by the statistics whether a mask of scores hides more than order alone does."""
+    if len(s.shape) not in (3, 4) or not s.numel:
+        return False
+    hidden = s.zero if s.dtype == "bool" else s.inf or fill_count(s)
+    queries, keys = s.shape[-2:]
+    masks = s.numel // (queries * keys)
+    return (hidden or 0) > masks * queries * (queries - 1) // 2
+
+
 def without_masked(golden: torch.Tensor, mine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return two floating tensors of one shape, zeros where both are masked, one of them surely.
 

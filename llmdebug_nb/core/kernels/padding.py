@@ -120,10 +120,10 @@ class Padding:
 
     def add(self, record: Record) -> None:
         """Take note of a record of golden if it may mark or hide places."""
-        s, shape = record.summary, record.summary.shape
+        s = record.summary
         if record.payload is None or record.kept is not None or s.min == s.max:
             return
-        if s.min == 0 and s.max == 1 and len(shape) == 2 and not is_floating(s.dtype):
+        if are_marks(s):
             self._marks[_step(record.site)].append(record)
         elif may_be_mask(s):
             self._masks[_step(record.site)].append(record)
@@ -171,6 +171,11 @@ class Padding:
         except (CorruptDumpError, TensorLookupError):
             return None
         return values if tuple(values.shape) == record.summary.shape else None
+
+
+def are_marks(s: Summary) -> bool:
+    """Tell by the statistics whether a tensor [rows, tokens] may mark the places of tokens."""
+    return s.min == 0 and s.max == 1 and len(s.shape) == 2 and not is_floating(s.dtype)
 
 
 def may_be_mask(s: Summary) -> bool:
