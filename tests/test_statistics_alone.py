@@ -13,11 +13,12 @@ from torch.nn import functional as F
 
 import llmdebug_nb as ld
 from llmdebug_nb.comparison.choices import moved, moved_norm, near_ties
-from llmdebug_nb.comparison.engine import MASK_ALONE
 from llmdebug_nb.comparison.tolerance import NEAR_TIE
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.kernels.masks import hide_as_much, hides_tokens
 from llmdebug_nb.core.kernels.summary import summarize
+from llmdebug_nb.core.reasons import MASK_ALONE
+from llmdebug_nb.core.records import Summary
 from test_places import AGREED
 
 HALF = torch.bfloat16
@@ -192,6 +193,27 @@ def test_one_other_place_is_a_near_tie_and_none_is_nothing(n, times, seed):
     assert moved(golden, golden) == 0.0
     assert moved(golden, mine) <= near_ties(golden, 0.0) + 1e-9
     assert near_ties(golden, 0.0) <= near_ties(golden, 0.1) <= max(6.0, places.numel() / 4)
+
+
+@pytest.mark.parametrize("figure", [None, math.nan, math.inf, -math.inf, 1e308, -1e308])
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (), (4, 2), (-1, 3)])
+@pytest.mark.parametrize("dtype", ["int64", "float32", "float64", "bool", "nothing"])
+def test_absurd_statistics_are_no_near_ties_and_raise_nothing(figure, shape, dtype):
+    odd = Summary(dtype, shape, figure, figure, figure, figure, 0, 0, 0, "xxh3:0")
+    plain = Summary(dtype, shape, -9001.0, 1.0, 0.5, 2.0, 0, 0, 0, "xxh3:1")
+    for golden, mine in ((odd, plain), (plain, odd)):
+        assert golden.numel <= 0 or moved(golden, mine) >= 0.0
+        assert hide_as_much(golden, mine) in (True, False)
+        assert hides_tokens(golden) in (True, False)
+
+
+def test_large_values_are_no_mask_and_a_scale_is_no_choice():
+    x = 2e4 * torch.randn(4096, generator=torch.Generator().manual_seed(0))
+    assert not hide_as_much(summarize(x), summarize(1.1 * x))
+    codes = (40 * torch.randn(64, 64, generator=torch.Generator().manual_seed(0))).to(torch.int8)
+    scaled = (codes.float() * 1.1).round().to(torch.int8)
+    golden, mine = summarize(codes), summarize(scaled)
+    assert moved(golden, mine) > near_ties(golden, 0.01)
 
 
 def test_places_that_are_all_others_are_no_near_ties():

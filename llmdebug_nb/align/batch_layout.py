@@ -18,6 +18,7 @@ from llmdebug_nb.align.fit import Fit, Move, span_text, viewed
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import TensorLookupError
 from llmdebug_nb.core.kernels.raw import array_of
+from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import Record
 
 Load = Callable[[Record], torch.Tensor]
@@ -353,8 +354,9 @@ class BatchMaps:
     def are_unknown(self, generation: int, step: int) -> bool:
         """Tell whether batches have other shapes, and no values tell which rows are whose."""
         inputs = (side.get((generation, step), []) for side in self._inputs)
-        golden, mine = map(_token_ids, inputs)
-        if golden is None or mine is None or golden.summary.shape == mine.summary.shape:
+        modules = ([r for r in records if not is_operator(r.site.path)] for records in inputs)
+        golden, mine = map(_token_ids, modules)
+        if golden is None or mine is None or golden.summary.numel == mine.summary.numel:
             return False
         return golden.payload is None or mine.payload is None
 

@@ -122,17 +122,25 @@ def gap(golden: torch.Tensor, mine: torch.Tensor, scores: torch.Tensor) -> float
 
 
 def moved(golden: Summary, mine: Summary) -> float:
-    """Return how many places are others, by what their sum tells; infinite if it tells nothing.
+    """Return how many places are others, by their sum and that of their squares.
 
-    A place that moves by chance is off by sqrt(2) times the spread of places, up or down.
+    A place that moves by chance is off by sqrt(2) times the spread of places, up or down; their
+    squares spread as if all were the largest or none, at most. Infinite if the statistics don't
+    tell.
     """
-    means, norm = (golden.mean, mine.mean), golden.l2norm
-    if means[0] is None or means[1] is None or norm is None:
+    means, norms, size = (golden.mean, mine.mean), (golden.l2norm, mine.l2norm), golden.numel
+    if None in (*means, *norms, golden.min, golden.max):
         return math.inf
-    numel = golden.numel
-    variance = norm * norm / numel - means[0] * means[0]
-    off = (means[1] - means[0]) * numel
-    return off * off / (2 * variance) if variance > 0.0 else math.inf
+    largest = max(abs(golden.min or 0.0), abs(golden.max or 0.0))
+    squares = [(norm or 0.0) * (norm or 0.0) / size for norm in norms]
+    mean, square = means[0] or 0.0, squares[0]
+    spreads = square - mean * mean, (largest * largest - square) * square
+    offs = (means[1] or 0.0) - mean, squares[1] - square
+    found = [
+        off * size * off * size / (2 * spread) if spread > 0.0 else math.inf if off else 0.0
+        for off, spread in zip(offs, spreads, strict=True)
+    ]
+    return max(found) if all(map(math.isfinite, found)) else math.inf
 
 
 def near_ties(chosen: Summary, gap: float) -> float:

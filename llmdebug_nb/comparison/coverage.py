@@ -10,7 +10,7 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.findings import Coverage, Difference
 from llmdebug_nb.core.paths import is_operator
-from llmdebug_nb.core.reasons import EXCUSED, OTHER_BATCH, REJOINED, RESULT
+from llmdebug_nb.core.reasons import EXCUSED, MASK_ALONE, OTHER_BATCH, REJOINED, RESULT
 from llmdebug_nb.core.records import Record, Site
 from llmdebug_nb.core.results import Results
 
@@ -97,7 +97,8 @@ def _unanswered_step(differences: Sequence[Difference]) -> str:
             record = getattr(d.pair, side)
             if record in results and record.site.role == "output" and epsilon(record.summary.dtype):
                 key = record.site.generation, record.site.step
-                answered[key] = answered.get(key, False) or bool(d.metrics)
+                measured = bool(d.metrics) or d.reason == MASK_ALONE
+                answered[key] = answered.get(key, False) or measured
     alone = [key for key, answered in steps[0].items() if not answered]
     both = [step for generation, step in alone if steps[1].get((generation, step)) is False]
     if both:
@@ -109,7 +110,8 @@ def _unanswered_step(differences: Sequence[Difference]) -> str:
 def _why(differences: Sequence[Difference]) -> str:
     """Return that statistics are of other rows or tokens, and what helps; "" if they are not."""
     apart = (d.pair for d in differences if d.reason == OTHER_BATCH)
-    if any(p.either.payload is None and p.either.site.role == "output" for p in apart):
+    outputs = (p for p in apart if p.either.site.role == "output")
+    if any(r is not None and r.payload is None for p in outputs for r in (p.golden, p.mine)):
         return (
             ": they are statistics of other batches."
             " Record values (stats_only=False), or run both on the same batch"

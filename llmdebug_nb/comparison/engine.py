@@ -33,7 +33,7 @@ from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.fingerprint import same
 from llmdebug_nb.core.kernels.masks import have_other_forms, hide_as_much
 from llmdebug_nb.core.kernels.padding import Blanks, Padding
-from llmdebug_nb.core.reasons import OTHER_BATCH
+from llmdebug_nb.core.reasons import MASK_ALONE, OTHER_BATCH
 from llmdebug_nb.core.records import Node, Record, Site, Summary
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 UNINITIALISED = "memory that was not written to yet, or not wholly: what it holds is chance"
 OTHER_MASK = "one marks tokens, the other is a mask of scores: what they do is compared"
 STATS_ONLY = "judged by statistics: "
-MASK_ALONE = "no values, and its statistics are those of what a mask hides"
 _Rounded = tuple[dict[Hashable, float], dict[Hashable, float]]  # of each side's payloads
 __all__ = ["STATS_ONLY", "UNMATCHED", "Measurer", "judging", "measure"]
 

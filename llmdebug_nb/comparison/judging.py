@@ -13,14 +13,7 @@ from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured, scale_of
 from llmdebug_nb.comparison.noise import Level, NoisePropagation
 from llmdebug_nb.comparison.siblings import Siblings
-from llmdebug_nb.comparison.tolerance import (
-    FOLLOWS,
-    PASSED_ON,
-    Judge,
-    is_replaced,
-    steps_of,
-    unseen,
-)
+from llmdebug_nb.comparison.tolerance import FOLLOWS, PASSED_ON, Judge, is_replaced, steps_of
 from llmdebug_nb.comparison.untouched import Steps, Untouched, Values
 from llmdebug_nb.comparison.uses import Uses
 from llmdebug_nb.comparison.weight_noise import Weights
@@ -161,12 +154,11 @@ def _siblings(
             continue
         explained, level = None, Level()
         if eps:
-            if 0.0 < m.error < math.inf or m.by_statistics:
+            if 0.0 < m.error < math.inf:
                 explained = noise.explain(site, eps, shape, is_replaced(m.pair))
                 explained.floor = math.hypot(explained.floor, steps_of(m))
             siblings.add(record, m.error, explained, m.carriers)
             error = m.error if m.error < math.inf else 0.0
-            hidden = unseen(m, eps, explained.level) if explained else 0.0
-            level = Level(error=error, scale=scale_of(m.metrics), unseen=hidden)
+            level = Level(error=error, scale=scale_of(m.metrics))
         noise.record(site, level, eps, record.summary)
     return siblings

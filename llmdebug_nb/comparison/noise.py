@@ -65,7 +65,7 @@ class Level:
     ``error``, ``scale``: the largest that was measured. ``cap``, ``scale_cap``: the largest limit
     of tensors that diverged. ``expected``: some of it comes from an expected difference. ``tied``:
     some tokens go on with another choice, see `untouched.py`; what else is here is of the others.
-    ``unseen``: the error that statistics may hide, see `tolerance.unseen`.
+    ``unseen``: the error that statistics may hide, see `tolerance.unseen`, `choices.moved_norm`.
     """
 
     error: float = 0.0

@@ -40,7 +40,7 @@ from llmdebug_nb.core.findings import (
     Pair,
     RowVerdict,
 )
-from llmdebug_nb.core.reasons import AFTER_TIE, CLOSE, OTHER_BATCH, UNTOUCHED
+from llmdebug_nb.core.reasons import AFTER_TIE, CLOSE, MASK_ALONE, OTHER_BATCH, UNTOUCHED
 
 UNMATCHED: Final = "unmatched"
 NEAR_TIE = "another choice at a near tie: its inputs differ within noise"
@@ -102,7 +102,8 @@ class Judge:
         record, eps = m.pair.either, self._epsilons.of(m)
         site, shape = record.site, record.summary.shape
         if m.metrics is None and not m.certain:
-            self._unknown.add(m.pair)
+            if m.remark != MASK_ALONE:
+                self._unknown.add(m.pair)
             self._noise.add_unpaired(site, eps, shape)
             return self._row(m, UNMATCHED, None, None, {}, m.remark)
         is_order = self._sorted.is_order(m.pair)
@@ -168,9 +169,11 @@ class Judge:
 
         Statistics are of all tokens: how far the others may move them, the near tie told.
         """
-        if m.by_statistics and eps and len(m.pair.either.summary.shape) > 1:
+        tells = constants.AMPLIFICATION * explained.level.unseen < constants.PERTURBED
+        if m.by_statistics and tells:
             row, level = self._judged(m, explained, eps)
-            return row, replace(level, tied=True)
+            if row.reason == NEAR_TIE or (eps and len(m.pair.either.summary.shape) > 1):
+                return row, replace(level, tied=True)
         unread = is_order or self._sorted.make(m.pair)
         reading = None if unread else self._untouched.reading(m)
         if reading is not None:
@@ -328,7 +331,7 @@ class Judge:
         behind, golden, mine = Level(tied=True), m.pair.golden, m.pair.mine
         if m.gap is not None:
             near = m.gap <= gap
-        elif m.by_statistics and golden is not None and mine is not None:
+        elif m.by_statistics and golden and mine and golden.summary.numel > 0:
             most = choices.near_ties(golden.summary, gap)
             near = choices.moved(golden.summary, mine.summary) <= most
             behind.unseen = choices.moved_norm(golden.summary, most)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable
 
 import torch
@@ -42,6 +43,14 @@ def epsilon(name: str) -> float:
     if dtype is not None and dtype.is_complex:
         dtype = dtype.to_real()
     return torch.finfo(dtype).eps if dtype is not None and dtype.is_floating_point else 0.0
+
+
+def lowest(name: str) -> float:
+    """Return the lowest finite number of a floating dtype, by its name; -inf for other dtypes."""
+    dtype = DTYPES.get(name)
+    if dtype is None or not dtype.is_floating_point:
+        return -math.inf
+    return torch.finfo(dtype).min
 
 
 def coarsest(names: Iterable[str]) -> str | None:

@@ -37,4 +37,5 @@ CLOSE: Final = "close to a tensor of the other run, but by more than noise"
 AFTER_TIE: Final = "not comparable: it follows a choice that was made differently at a near tie"
 UNTOUCHED: Final = "compared at the tokens that another choice at a near tie has not touched"
 OTHER_BATCH: Final = "not comparable: it is made of all of a batch, and the runs have other batches"
+MASK_ALONE: Final = "not comparable: its statistics are those of what a mask hides"
 REJOINED: Final = "written otherwise in the other run, equal in effect"  # what is made of it agrees

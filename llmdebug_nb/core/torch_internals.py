@@ -71,29 +71,36 @@ def schema_default(operator: str, argument: str) -> object:
     return None
 
 
+def _overloads(operator: str) -> list[torch._ops.OpOverload]:
+    """Return the overloads of an aten operator; none if there is no such operator."""
+    packet = getattr(torch.ops.aten, operator, None)
+    names = getattr(packet, "overloads", list)  # `torch.ops.aten.name` is a text
+    return [getattr(packet, name) for name in names()]
+
+
 @functools.cache
 def takes_fractions(operator: str, argument: str) -> bool:
     """Tell whether an aten operator takes a fraction for an argument, given by name or place.
 
     An operator that has none takes lengths, axes and counts there, if it takes numbers at all.
     """
-    packet = getattr(torch.ops.aten, operator, None)
-    for name in packet.overloads() if packet is not None else ():
-        for place, each in enumerate(getattr(packet, name)._schema.arguments):
-            if argument in (each.name, str(place)) and _FRACTIONS.search(str(each.type)):
-                return True
-    return False
+    return any(
+        argument in (each.name, str(place)) and _FRACTIONS.search(str(each.type))
+        for overload in _overloads(operator)
+        for place, each in enumerate(overload._schema.arguments)
+    )
 
 
 @functools.cache
 def draws(operator: str) -> bool:
-    """Tell whether an aten operator draws random numbers whenever it is called in training."""
-    packet = getattr(torch.ops.aten, operator, None)
-    overloads = [getattr(packet, name) for name in packet.overloads()] if packet else []
+    """Tell whether an aten operator draws random numbers whenever it is called in training.
+
+    Attention and LSTMs do so only if they drop something.
+    """
     return any(
-        torch.Tag.nondeterministic_seeded in each.tags
-        and all(argument.name != "dropout_p" for argument in each._schema.arguments)
-        for each in overloads
+        torch.Tag.nondeterministic_seeded in overload.tags
+        and not {each.name for each in overload._schema.arguments} & {"dropout_p", "dropout"}
+        for overload in _overloads(operator)
     )
 
 

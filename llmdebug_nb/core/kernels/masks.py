@@ -7,6 +7,7 @@ import math
 import torch
 
 from llmdebug_nb.core import constants
+from llmdebug_nb.core.dtypes import is_floating, lowest
 from llmdebug_nb.core.records import Summary
 
 
@@ -54,7 +55,8 @@ def fill_count(s: Summary) -> int:
     """
     if s.min is None or s.mean is None or s.min > constants.MASK_FILL or not math.isfinite(s.min):
         return 0
-    return round(s.mean * s.numel / s.min) if math.isfinite(s.mean) else 0
+    count = s.mean / s.min * s.numel  # their sum need not be finite
+    return round(count) if math.isfinite(count) else 0
 
 
 def is_added(s: Summary) -> bool:
@@ -93,9 +95,17 @@ def may_hide(summary: Summary) -> bool:
 
 def hide_as_much(golden: Summary, mine: Summary) -> bool:
     """Tell whether two tensors have as many masked entries, which their statistics are made of."""
-    if golden.min == mine.min == -math.inf:
-        return golden.inf == mine.inf
-    return 0 < fill_count(golden) == fill_count(mine)
+    return 0 < _surely_hidden(golden) == _surely_hidden(mine)
+
+
+def _surely_hidden(s: Summary) -> int:
+    """Return how many entries are -inf or lower than any activation, as far as that is sure."""
+    if not is_floating(s.dtype) or s.min is None or s.max == math.inf:
+        return 0
+    if s.min == -math.inf:
+        return s.inf or 0
+    surely = max(constants.MASK_SHARE * lowest(s.dtype), constants.NO_ACTIVATION)
+    return fill_count(s) if s.min < surely else 0
 
 
 def hides_tokens(s: Summary) -> bool:
