@@ -8,9 +8,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # processes share the cores; before tor
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # where a program asks for more
 
+import atexit
 import contextlib
 import re
+import shutil
 import signal
+import tempfile
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +34,10 @@ from llmdebug_nb.core.errors import LLMDebugError
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a program that a shell put behind
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+if "TORCH_EXTENSIONS_DIR" not in os.environ:  # an observer that somebody has built tells others
+    _none = os.environ["TORCH_EXTENSIONS_DIR"] = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, _none, ignore_errors=True)
 
 # The same examples in each run, however slow the machine is; `--hypothesis-profile=explore` tries
 # others.

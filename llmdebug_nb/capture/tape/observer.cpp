@@ -69,7 +69,7 @@ const DispatchKeySet plain_keys = DispatchKeySet(DispatchKey::CPU) | DispatchKey
 int facts_of(PyObject *object, Facts *out)
 {
     const at::Tensor &tensor = THPVariable_Unpack(object);
-    if (!tensor.defined() || !(tensor.key_set() - plain_keys).empty() || !(tensor.is_cpu() || tensor.is_cuda())
+    if (!tensor.defined() || !plain_keys.isSupersetOf(tensor.key_set()) || !(tensor.is_cpu() || tensor.is_cuda())
         || tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides())
         return 1;
     int bits = 0;
