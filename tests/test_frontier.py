@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -19,13 +20,14 @@ from llmdebug_nb.core.findings import Difference, Pair
 from llmdebug_nb.core.reasons import REJOINED
 from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.explain import causes
-from llmdebug_nb.explain.calls import ComparedCall
+from llmdebug_nb.explain.calls import Calls, ComparedCall
 from llmdebug_nb.explain.edges import near
 from llmdebug_nb.explain.entries import back
 from llmdebug_nb.explain.flow import Flow
 from llmdebug_nb.explain.flow_calls import FlowCall
 from llmdebug_nb.explain.frontier import Frontier
 from llmdebug_nb.explain.judge import Judge
+from llmdebug_nb.explain.region import Region
 from recordings import AGREED
 from recordings import record as recorded
 
@@ -1043,6 +1045,80 @@ def test_a_result_that_counts_is_never_taken_apart():
     frontier = Frontier(two_things(""), "forward", other_code)
     assert [region.row.index for region in frontier.guilty] == [1]
     assert frontier.rejoins == []
+
+
+def masked_otherwise(layers, error=0.6):
+    """Layers that take one mask, made of other numbers in mine; ``layers``: their verdicts."""
+    numbers = tensor(1, "/Torch.arange"), tensor(1, "/Torch.ones", value=20), "diverged"
+    made = [both("match", 0, "", "input"), numbers]
+    for side, op in enumerate(("/Tensor.le", "/Tensor.tril")):
+        given = tensor(2, op, "input", producer=1, value=numbers[side].id + 19 * side)
+        for record in (given, tensor(3, op, value=30 + side)):
+            made.append((*((None, record) if side else (record, None)), "unmatched"))
+    before = 0
+    for n, verdict in enumerate(layers):
+        first, path = 10 + 3 * n, f"h.{n}/Op.f"
+        made.append(
+            both("match" if n == 0 else layers[n - 1], first, path, "input", producer=before)
+        )
+        masks = (
+            tensor(first + 1, path, "input", producer=3, slot="1", value=30 + s) for s in (0, 1)
+        )
+        made += [
+            (record, None, "unmatched") if n == 0 else (None, record, "unmatched")
+            for n, record in enumerate(masks)
+        ]
+        made.append(both(verdict, first + 2, path))
+        before = first + 2
+    made.append(both(layers[-1], 40, "", producer=before))
+    return [
+        replace(d, error=error) if d.pair.mine and d.site.path == "/Torch.arange" else d
+        for d in rows(*made)
+    ]
+
+
+def test_a_mask_that_one_layer_takes_rightly_is_not_blamed_for_the_next_one():
+    frontier = Frontier(masked_otherwise(["match", "diverged"]), "forward", other_code)
+    assert [region.row.site.path for region in frontier.guilty] == ["h.1/Op.f"]
+
+
+def test_a_mask_that_no_layer_takes_rightly_is_unsure_if_it_has_little_in_common():
+    """What both make of no tensor may be two things; masks that are nearly equal are one."""
+    for error, is_sure in ((0.6, False), (0.1, True)):
+        differences = masked_otherwise(["diverged", "diverged"], error)
+        frontier = Frontier(differences, "forward", other_code)
+        (region,) = frontier.guilty
+        assert [call.key.path for call in region.mine] == ["/Torch.ones"]
+        assert frontier.is_sure(region) == is_sure
+
+
+def test_a_call_is_that_of_mine_whose_tensors_have_most_in_common():
+    added, compared = (tensor(n, f"/Tensor.{op}") for n, op in ((3, "add"), (5, "le")))
+    given = tensor(2, "/Tensor.add", "input"), tensor(4, "/Tensor.le", "input"), "diverged"
+    result = tensor(3, "/Tensor.add"), tensor(3, "/Tensor.add", value=30), "diverged"
+    apart, near_to_it = rows(given, result, (None, compared, "unmatched"))[:2]
+    differences = [replace(apart, error=math.inf), replace(near_to_it, error=0.08)]
+    call = Calls(differences, "forward").of(differences[1])
+    assert call.mine == added.site.key
+
+
+def test_a_region_has_another_one_in_it_if_it_is_that_code_and_more():
+    paths = [tensor(n, f"/Op.{n}").site.key for n in range(3)]
+    calls = [FlowCall(key) for key in paths]
+    row = rows(both("diverged", 1, ""))[0]
+    wide, one, other = (Region(row, mine=[calls[n] for n in part]) for part in ((0, 1), (1,), (2,)))
+    assert wide.has_in_it(one)
+    assert not any(a.has_in_it(b) for a, b in ((one, wide), (one, one), (wide, other)))
+    lacking = Region(row, golden=calls[:1])
+    assert Region(row, golden=calls[:2], mine=calls[2:]).has_in_it(lacking)
+
+
+def test_operators_show_what_a_cache_holds_so_nothing_is_carried_over_unseen():
+    start = rows(both("diverged", 1, ""))[0]
+    later = tensor(2, "h.0", step=1).site.key, tensor(3, "h.0/Op.f", step=1).site.key
+    for operated, seen in (({"h.0"}, [False, False]), (set(), [True, False])):
+        judge = SimpleNamespace(start=start, calls=SimpleNamespace(operated=operated))
+        assert [Judge._earlier(judge, ComparedCall(key, key)) for key in later] == seen
 
 
 def two_layers(path):

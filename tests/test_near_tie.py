@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import llmdebug_nb as ld
 from llmdebug_nb.explain import causes, near_tie
 from llmdebug_nb.explain.flow import Flow
-from llmdebug_nb.explain.frontier import Region
+from llmdebug_nb.explain.region import Region
 from recordings import record
 
 WIDTH, EXPERTS, TOKENS = 16, 4, 12

@@ -37,8 +37,9 @@ from llmdebug_nb.explain.edges import OtherTokens, input_name, is_root, kind_of
 from llmdebug_nb.explain.effects import equal_in_effect
 from llmdebug_nb.explain.expected import PassedOn
 from llmdebug_nb.explain.flow import Flow
-from llmdebug_nb.explain.frontier import Frontier, Region
+from llmdebug_nb.explain.frontier import Frontier
 from llmdebug_nb.explain.judge import LAST, Blamed, Judge
+from llmdebug_nb.explain.region import Region
 from llmdebug_nb.explain.runs import Runs
 
 
@@ -226,6 +227,7 @@ class _Search:
         steps: dict[object, set[tuple[int, int]]] = {}
         rows: dict[object, set[int]] = {}
         sure: set[object] = set()  # places of regions that begin at tensors that are one thing
+        first_in: dict[object, Region] = {}
         regions, chosen = self._regions(), OtherTokens(self.differences, self.start)
         for region in [r for r in regions if not chosen.reach(r.row.site)] or regions:
             blamed = self._blamed(region)
@@ -236,15 +238,26 @@ class _Search:
             found.setdefault(place, blamed)
             steps.setdefault(place, set()).add((key.generation, key.step))
             rows.setdefault(place, set()).add(region.row.index)
+            first_in.setdefault(place, region)
             if any(map(self.frontier.is_sure, filter(None, (blamed.region, region)))):
                 sure.add(place)
         for place, seen_in in steps.items():
             found[place].steps = len(seen_in)
         made = self.judge.made
         blames = [(p, b) for p, b in found.items() if b.cause not in self.follows or not made]
+        own = [
+            first_in[place]
+            for place, b in blames
+            if b.cause not in LAST
+            and (place in sure or not self.frontier.is_constant(first_in[place].row))
+        ]
+        vague = {place for place, _ in blames if any(first_in[place].has_in_it(r) for r in own)}
         ranked = sorted(
-            blames, key=lambda each: (each[1].cause in LAST, each[0] not in sure, *_place(each[1]))
-        )
+            blames,
+            key=lambda each: (
+                each[1].cause in LAST, each[0] in vague, each[0] not in sure, *_place(each[1])
+            ),
+        )  # fmt: skip
         first = frozenset((self.start.index,))
         findings = [(finding, first) for finding in self._wrong_start()]
         findings += [(self._told(b), frozenset(rows[place])) for place, b in ranked]

@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import is_operator, module_of, within
 from llmdebug_nb.core.reasons import AFTER_TIE
 from llmdebug_nb.core.records import IN_KERNEL, CallKey, Record
-from llmdebug_nb.explain.frontier import Region
+from llmdebug_nb.explain.region import Region
 
 _IN_PLACE = re.compile(r"(?<=[A-Za-z0-9])_(?=\.|$)")
 
@@ -139,12 +140,9 @@ class Calls:
             {own.id: d for d in rows if (own := d.pair.own(0))},
             {own.id: d for d in rows if (own := d.pair.own(1))},
         )
-        # pairs first, so that a row of one side finds its call
-        self._of_pairs = {
-            d.index: self._join(d)
-            for d in rows
-            if d.pair.golden and d.pair.mine and d.pair.at_its_place
-        }
+        # pairs first, so that a row of one side finds its call; first those with much in common
+        pairs = [d for d in rows if d.pair.golden and d.pair.mine and d.pair.at_its_place]
+        self._of_pairs = {d.index: self._join(d) for d in sorted(pairs, key=_is_unrelated)}
         self.all: list[ComparedCall] = []
         self.operated: set[str] = set()  # modules whose operators were recorded
         seen: set[int] = set()
@@ -283,6 +281,11 @@ def _span(call: ComparedCall) -> tuple[int, int]:
     """Return the first and the last row of a call."""
     places = [row.index for row in call.rows()]
     return min(places, default=0), max(places, default=0)
+
+
+def _is_unrelated(row: Difference) -> bool:
+    """Tell whether two tensors that differ have nothing in common."""
+    return row.differs and not (row.error is not None and row.error < constants.UNRELATED)
 
 
 def _in_kernel(record: Record | None) -> bool:

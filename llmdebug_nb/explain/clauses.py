@@ -10,7 +10,7 @@ from llmdebug_nb.explain import neighbours
 from llmdebug_nb.explain.calls import ComparedCall
 from llmdebug_nb.explain.edges import slots
 from llmdebug_nb.explain.flow import AGREES, Flow
-from llmdebug_nb.explain.frontier import Region
+from llmdebug_nb.explain.region import Region
 
 
 def of_inputs(call: ComparedCall) -> str:

@@ -17,7 +17,7 @@ from llmdebug_nb.core.paths import ancestors, within
 from llmdebug_nb.explain import near_tie, verify
 from llmdebug_nb.explain.calls import Calls, ComparedCall
 from llmdebug_nb.explain.flow import Flow
-from llmdebug_nb.explain.frontier import Region
+from llmdebug_nb.explain.region import Region
 from llmdebug_nb.explain.runs import Runs
 
 

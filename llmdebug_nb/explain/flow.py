@@ -6,12 +6,13 @@ import bisect
 import functools
 import operator
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 import torch
 
+from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.paths import ancestors, within
 from llmdebug_nb.core.records import CallKey, Record
@@ -299,6 +300,33 @@ class Flow:
             queue += [r for r in maker.inputs if r.id not in seen]
             seen |= {r.id for r in maker.inputs}
         return True
+
+    def made_of(self, record: Record) -> Iterator[Record]:
+        """Yield the first numbers of a float with a partner that calls make of a tensor."""
+        queue, seen = [self.base(record)], set[int]()
+        while queue:
+            for made in self._made_of[queue.pop().id]:
+                if made.id in seen:
+                    continue
+                seen.add(made.id)
+                has_partner = self.agrees(made) is not None and self._whole(made) is None
+                if has_partner and is_floating(made.summary.dtype):
+                    yield made
+                else:
+                    queue.append(made)
+
+    @functools.cached_property
+    def _made_of(self) -> dict[int, list[Record]]:
+        """The tensors that are made of one, or are views of it, by its id.
+
+        Code around calls may make a tensor of any of those before it: nothing tells which.
+        """
+        found: dict[int, list[Record]] = defaultdict(list)
+        for record in self.records.values():
+            sources, maker = self.sources(record)
+            for source in sources if maker is None or not maker.inner else ():
+                found[source.id].append(record)
+        return found
 
     def takes(self, call: FlowCall, record: Record) -> bool:
         """Tell whether a call takes a tensor, or another view of what it is a view of."""

@@ -17,7 +17,6 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 
 from llmdebug_nb.core import constants
@@ -29,48 +28,7 @@ from llmdebug_nb.explain.entries import back
 from llmdebug_nb.explain.flow import AGREES, Flow
 from llmdebug_nb.explain.flow_calls import FlowCall, is_telling
 from llmdebug_nb.explain.order import reordered
-
-
-@dataclass(eq=False)
-class Region:
-    """The calls between tensors that agree and a pair that does not, on both sides.
-
-    ``row``: the pair. ``golden``, ``mine``: the calls, in execution order; no calls where code or
-    views between the recorded calls make the difference. ``entries``: the rows of the tensors
-    that agree or differ as expected; ``expected``: the latter. ``before``: the call of the other
-    side before which one-sided calls stand. ``taken``: the tensor that mine takes in place of
-    another one, and that other one of golden. ``numbers``: golden's and mine's, as texts, where a
-    number of mine's call makes the difference; golden's call has its own. ``missing``: the tensor
-    that golden's call takes and none of mine's does.
-    """
-
-    row: Difference
-    golden: list[FlowCall] = field(default_factory=list)
-    mine: list[FlowCall] = field(default_factory=list)
-    entries: list[Difference] = field(default_factory=list)
-    before: FlowCall | None = None
-    taken: tuple[Record, Record] | None = None
-    expected: list[Difference] = field(default_factory=list)
-    numbers: tuple[str, str] | None = None
-    missing: Record | None = None
-
-    @property
-    def takes(self) -> tuple[Record | None, Record | None]:
-        """The tensors that golden and mine have in one place, and that differ."""
-        return self.taken or (self.row.pair.golden, self.row.pair.mine)
-
-    def is_given_another(self, flow: Flow) -> bool:
-        """Tell whether mine takes another tensor that it computes; ``flow``: mine's."""
-        return self.taken is not None and flow.maker(self.taken[1]) is not None
-
-    @property
-    def is_one_call(self) -> bool:
-        """True if both programs make one call, the same, of the row's tensors."""
-        pair = self.row.pair
-        if len(self.golden) != 1 or len(self.mine) != 1 or not pair.golden or not pair.mine:
-            return False
-        sites = pair.golden.site.key, pair.mine.site.key
-        return (self.golden[0].key, self.mine[0].key) == sites
+from llmdebug_nb.explain.region import Region
 
 
 class Frontier:
@@ -141,7 +99,26 @@ class Frontier:
             for row in dubious
             if any(map(self._agrees, golden.get(_bytes(row.pair.golden), ())))
             or self._is_made_later(row, mine.get(_bytes(row.pair.mine), ()))
+            or self._comes_to_agree(row)
         ]
+
+    def _comes_to_agree(self, row: Difference) -> bool:
+        """Tell whether each program makes of its tensor what the other one has, too.
+
+        Of numbers of places, which both make of no tensor, golden's are enough: mine has them.
+        """
+        golden, mine = (
+            {flow.agrees(made) for made in flow.made_of(record)} if record is not None else set()
+            for flow, record in zip(self.flows, (row.pair.golden, row.pair.mine), strict=True)
+        )
+        return (True in golden and True in mine) or (self.is_constant(row) and golden == {True})
+
+    def is_constant(self, row: Difference) -> bool:
+        """Tell whether operators made both tensors of no other one."""
+        return all(
+            record is not None and flow.is_constant(record)
+            for flow, record in zip(self.flows, (row.pair.golden, row.pair.mine), strict=True)
+        )
 
     def _is_crossed(self, row: Difference) -> bool:
         """Tell whether two containers of other code pass two things through one place.
@@ -231,8 +208,9 @@ class Frontier:
     def is_dubious(self, row: Difference) -> bool:
         """Tell whether two tensors of other code may be two things, or have no say.
 
-        They were paired by place and have nothing in common. Or they are weights, which a program
-        may store in its own form, and what they are used on differs too.
+        They were paired by place and have nothing in common, or little and are made of no tensor,
+        as numbers of places and masks are. Or they are weights, which a program may store in its
+        own form, and what they are used on differs too.
         """
         golden, mine = row.pair.golden, row.pair.mine
         if golden is None or mine is None or self._same_code(golden, mine):
@@ -243,7 +221,9 @@ class Frontier:
             d.verdict in AGREES for d in self.flows[1].rows[mine.id]
         ):
             return False  # what mine takes in its place is known
-        return row.error is None or not row.error < constants.UNRELATED
+        if row.error is None or not row.error < constants.UNRELATED:
+            return True
+        return not row.error < constants.PERTURBED and self.is_constant(row)
 
     def is_sure(self, region: Region) -> bool:
         """Tell whether a region begins at tensors that are one thing.

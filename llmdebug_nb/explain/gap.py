@@ -12,7 +12,7 @@ from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain.flow import Flow
 from llmdebug_nb.explain.flow_calls import FlowCall, is_telling, same_bytes
-from llmdebug_nb.explain.frontier import Region
+from llmdebug_nb.explain.region import Region
 
 
 class Gap(NamedTuple):

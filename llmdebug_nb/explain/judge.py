@@ -29,8 +29,9 @@ from llmdebug_nb.explain.edges import (
     origin,
 )
 from llmdebug_nb.explain.flow_calls import FlowCall
-from llmdebug_nb.explain.frontier import Frontier, Region
+from llmdebug_nb.explain.frontier import Frontier
 from llmdebug_nb.explain.narrowing import Narrowing
+from llmdebug_nb.explain.region import Region
 from llmdebug_nb.explain.runs import Runs
 from llmdebug_nb.explain.turning import Turning
 from llmdebug_nb.explain.weights import Weights
@@ -413,9 +414,9 @@ class Judge:
         return cause, "; ".join(filter(None, (changed, clauses.of_inputs(call))))
 
     def _earlier(self, call: ComparedCall) -> bool:
-        """Tell whether an earlier step diverged: a cache may carry its error over."""
-        s = self.start.site
-        return (s.generation, s.step) < (call.key.generation, call.key.step)
+        """Tell whether an earlier step diverged: what nobody recorded may carry its error over."""
+        s, is_seen = self.start.site, call.is_operator or call.path in self.calls.operated
+        return not is_seen and (s.generation, s.step) < (call.key.generation, call.key.step)
 
     def _before(self, suspect: ComparedCall) -> Blamed | None:
         """Find the call that made the error which the suspect only magnifies, and blame it."""

@@ -17,7 +17,7 @@ from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain.exchange import Exchange
 from llmdebug_nb.explain.flow import Flow
 from llmdebug_nb.explain.flow_calls import FlowCall, is_telling, same_bytes
-from llmdebug_nb.explain.frontier import Region
+from llmdebug_nb.explain.region import Region
 from llmdebug_nb.explain.rewritten import Rewritten
 from llmdebug_nb.explain.runs import Runs
 

@@ -19,8 +19,8 @@ from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain.flow import AGREES, Flow
 from llmdebug_nb.explain.flow_calls import FlowCall
-from llmdebug_nb.explain.frontier import Region
 from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.explain.region import Region
 from llmdebug_nb.explain.runs import Runs
 
 

@@ -10,7 +10,7 @@ from llmdebug_nb.core.layers import layer_of
 from llmdebug_nb.core.paths import parent_of
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain.flow import Flow
-from llmdebug_nb.explain.frontier import Region
+from llmdebug_nb.explain.region import Region
 from llmdebug_nb.explain.runs import Runs
 
 _NUMBER = re.compile(r"\d+")

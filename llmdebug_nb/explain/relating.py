@@ -22,9 +22,9 @@ from llmdebug_nb.core.records import Record, Site
 from llmdebug_nb.explain import causes, neighbours, shapes
 from llmdebug_nb.explain.evidence import MASKED, Relation
 from llmdebug_nb.explain.flow import Flow
-from llmdebug_nb.explain.frontier import Region
 from llmdebug_nb.explain.judge import Blamed
 from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.explain.region import Region
 from llmdebug_nb.explain.relation import relation, weight_relation
 from llmdebug_nb.explain.runs import Runs, Side
 

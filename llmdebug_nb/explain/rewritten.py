@@ -15,9 +15,9 @@ from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain import numbers
 from llmdebug_nb.explain.exchange import Exchange
 from llmdebug_nb.explain.flow_calls import FlowCall, is_telling
-from llmdebug_nb.explain.frontier import Region
 from llmdebug_nb.explain.known import Known
 from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.explain.region import Region
 from llmdebug_nb.explain.runs import Runs
 
 

@@ -21,8 +21,8 @@ from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import is_operator, parent_of, within
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain.flow import Flow
-from llmdebug_nb.explain.frontier import Region
 from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.explain.region import Region
 from llmdebug_nb.explain.runs import Runs, Side
 from llmdebug_nb.explain.weight_order import in_any_layer, row_order
 
