@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.paths import module_of
 from llmdebug_nb.explain import neighbours
@@ -24,6 +25,15 @@ def of_inputs(call: ComparedCall) -> str:
     if worst == 0.0:
         return "its input tensors are identical"
     return f"its inputs agree (error {worst:.2g})"
+
+
+def of_operators(calls: Sequence[ComparedCall]) -> str:
+    """Return the operators of a chain: of a long one, where it begins and ends."""
+    names, most = [call.op for call in calls], constants.NAMES_SHOWN
+    if len(names) <= 2 * most:
+        return ", ".join(names)
+    first, last = ", ".join(names[:most]), ", ".join(names[-most:])
+    return f"{first}, … {last} ({len(names)} calls)"
 
 
 def of_numbers(region: Region) -> str:

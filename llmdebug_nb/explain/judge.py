@@ -299,7 +299,7 @@ class Judge:
         if setting is not None:
             evidence = f"{setting.evidence}; {clauses.of_difference(row)}"
             return replace(setting, evidence=evidence)
-        theirs, ours = (", ".join(c.op for c in calls) for calls in (golden, mine))
+        theirs, ours = map(clauses.of_operators, (golden, mine))
         words = f"golden calls {theirs} where mine calls {ours}"
         blamed = self._placed(
             Blamed(call, causes.OTHER_OPS, words, row), self.calls.holder(mine[0])
