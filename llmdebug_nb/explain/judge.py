@@ -96,9 +96,9 @@ class Judge:
                 own, causes.WEIGHT, clauses.of_difference(row), row
             )
         infinite = any(d.error == math.inf for d in region.expected)
-        overflowed = None if infinite else self._overflow(row)
-        if overflowed is not None:
-            return overflowed
+        call = None if infinite else overflow.first(self.calls, row)
+        if call is not None:
+            return Blamed(call, causes.OVERFLOW, overflow.words(call), call.outputs[0])
         reordered = self._reordered(region)
         if reordered is not None:
             return reordered
@@ -180,22 +180,6 @@ class Judge:
             f"the weight of {module_on(row, 0)} lies in {module_on(row, 1)} otherwise than it does"
         )
         return self._misplaced(region, row, f"{words} in most layers")
-
-    def _overflow(self, row: Difference) -> Blamed | None:
-        """Blame the first call that both programs make and in which only mine overflows."""
-        if not overflow.is_seen(row):
-            return None
-        run_pass = row.site.key[:3]
-        started = [
-            c
-            for c in self.calls.all
-            if c.key[:3] == run_pass and not c.one_sided and overflow.starts(c)
-        ]
-        inner = [c for c in started if not any(self.calls.is_inside(o, c) for o in started)]
-        if not inner:
-            return None
-        call = min(inner, key=lambda c: c.place)
-        return Blamed(call, causes.OVERFLOW, overflow.words(call), call.outputs[0])
 
     def _is_from_caller(self, region: Region) -> bool:
         """Tell whether mine is called with the tensor, which golden may make itself."""

@@ -8,17 +8,25 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.kernels.masks import fill_count
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.explain.calls import ComparedCall
+from llmdebug_nb.explain.calls import Calls, ComparedCall
+
+
+def first(calls: Calls, row: Difference) -> ComparedCall | None:
+    """Return the first call that both programs make and in which only mine overflows.
+
+    None if mine's tensor of a row has no more NaN and infinities than golden's.
+    """
+    if not _more([row]):
+        return None
+    run_pass = row.site.key[:3]
+    started = [c for c in calls.all if c.key[:3] == run_pass and not c.one_sided and starts(c)]
+    inner = [c for c in started if not any(calls.is_inside(o, c) for o in started)]
+    return min(inner, key=lambda c: c.place, default=None)
 
 
 def starts(call: ComparedCall) -> bool:
     """Tell whether values overflow in this call of mine; golden's infinities do not count."""
     return call.mine is not None and _more(call.outputs) > 0 and _more(call.inputs) == 0
-
-
-def is_seen(row: Difference) -> bool:
-    """Tell whether mine's tensor has more NaN and infinities than golden's."""
-    return _more([row]) > 0
 
 
 def _more(rows: Iterable[Difference]) -> int:
