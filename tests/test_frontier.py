@@ -1109,6 +1109,12 @@ def test_a_region_has_another_one_in_it_if_it_is_that_code_and_more():
     wide, one, other = (Region(row, mine=[calls[n] for n in part]) for part in ((0, 1), (1,), (2,)))
     assert wide.has_in_it(one)
     assert not any(a.has_in_it(b) for a, b in ((one, wide), (one, one), (wide, other)))
+    frontier = Frontier(
+        rows(both("diverged", 1, ""), both("diverged", 2, "/Op.f")), "forward", other_code
+    )
+    inside = replace(rows(both("diverged", 2, "/Op.f"))[0], index=1)
+    assert frontier.is_vague(wide, [one])  # of it, a result is all that is known
+    assert not frontier.is_vague(Region(inside, mine=wide.mine), [one])
     lacking = Region(row, golden=calls[:1])
     assert Region(row, golden=calls[:2], mine=calls[2:]).has_in_it(lacking)
 

@@ -251,7 +251,7 @@ class _Search:
             if b.cause not in LAST
             and (place in sure or not self.frontier.is_constant(first_in[place].row))
         ]
-        vague = {place for place, _ in blames if any(first_in[place].has_in_it(r) for r in own)}
+        vague = {p for p, _ in blames if self.frontier.is_vague(first_in[p], own)}
         ranked = sorted(
             blames,
             key=lambda each: (

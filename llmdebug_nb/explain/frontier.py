@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from llmdebug_nb.core import constants
@@ -329,6 +329,17 @@ class Frontier:
         )
         return golden != mine
 
+    def is_result(self, row: Difference) -> bool:
+        """Tell whether a row is of what golden's outermost module gives."""
+        golden = row.pair.golden
+        if golden is None or row.site.role != "output":
+            return False
+        return self.flows[0].call(golden).around is None
+
+    def is_vague(self, region: Region, others: Iterable[Region]) -> bool:
+        """Tell whether a region is all before a result, and another one is a part of its code."""
+        return self.is_result(region.row) and any(map(region.has_in_it, others))
+
     def _counts(self, row: Difference) -> bool:
         if row.index not in self._counting:
             self._counting[row.index] = self._counts_itself(row)
@@ -344,7 +355,7 @@ class Frontier:
         golden, mine = row.pair.golden, row.pair.mine
         if golden is None or mine is None:
             return False
-        if row.site.role == "output" and self.flows[0].call(golden).around is None:
+        if self.is_result(row):
             return True
         if row.index in self._reordered:
             return False
