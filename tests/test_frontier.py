@@ -1115,6 +1115,7 @@ def test_a_region_has_another_one_in_it_if_it_is_that_code_and_more():
     inside = replace(rows(both("diverged", 2, "/Op.f"))[0], index=1)
     assert frontier.is_vague(wide, [one])  # of it, a result is all that is known
     assert not frontier.is_vague(Region(inside, mine=wide.mine), [one])
+    assert not wide.has_in_it(Region(row))  # nothing recorded is between
     lacking = Region(row, golden=calls[:1])
     assert Region(row, golden=calls[:2], mine=calls[2:]).has_in_it(lacking)
 

@@ -50,7 +50,7 @@ class Region:
         """
         side = "mine" if other.mine else "golden"
         ours, theirs = ({c.key.path for c in getattr(r, side)} for r in (self, other))
-        return theirs < ours
+        return bool(theirs) and theirs < ours
 
     @property
     def is_one_call(self) -> bool:
