@@ -113,6 +113,100 @@ def test_what_is_not_for_it_is_left_to_the_other_way(tensor):
     assert native.eye().look(tensor) is None
 
 
+# -- large weights --------------------------------------------------------------------------------
+
+LAYOUTS = {
+    "transposed": lambda w: w.view(-1, 300).t(),
+    "few rows": lambda w: w.view(-1, 7).t(),
+    "few columns": lambda w: w.view(3, -1).t(),
+    "experts": lambda w: w.view(5, -1, 63).transpose(1, 2),
+    "cut and transposed": lambda w: w.view(-1, 300)[:, 1:290].t(),
+    "every second row of a transposed one": lambda w: w.view(-1, 300)[:, ::2].t(),
+    "three axes in another order": lambda w: w.view(20, 9, -1).permute(2, 0, 1),
+    "long lines": lambda w: w.view(2, -1)[:, 1:],
+    "every second": lambda w: w[::2],
+}
+
+
+def _weight(dtype: torch.dtype) -> torch.Tensor:
+    """Return 1.7 MB or more whose elements all count: other strips, or an order, would be seen."""
+    bits = torch.randint(0, 256, (900 * 630 * 3,), generator=torch.Generator().manual_seed(0))
+    if dtype.is_floating_point:
+        return bits.double().sub(128).mul(1 + torch.arange(len(bits)) % 7).to(dtype)
+    return bits.to(dtype)
+
+
+def _eye(*weights: torch.Tensor) -> native.Eye:
+    known, eye = known_weights.KnownWeights(), native.eye()
+    known.share(eye)
+    for weight in weights:
+        known.add(weight)
+    return eye
+
+
+@needs_tape
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_large_weight_is_measured_in_strips_as_a_copy_of_it_would_be(dtype, layout):
+    whole = _weight(dtype)
+    weight = LAYOUTS[layout](whole)
+    assert not weight.is_contiguous()
+    copy = weight.contiguous()
+    found = _eye(whole).look(weight).content()
+    assert found == _eye(copy).look(copy).content()
+    assert native.Content(*found).fingerprint == fingerprint(to_bytes(copy))
+
+
+@needs_tape
+@pytest.mark.parametrize("place", [0, 1 << 14, (1 << 20) - 1])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_is_counted_in_any_strip(value, place):
+    whole = torch.ones(1 << 20)
+    weight = whole.view(1 << 10, 1 << 10).t()
+    weight[divmod(place, 1 << 10)] = value
+    found = native.Content(*_eye(whole).look(weight).content())
+    assert (found.nan, found.inf) == ((1, 0) if math.isnan(value) else (0, 1))
+    assert found.max == pytest.approx(value, nan_ok=True)
+    assert found.min == pytest.approx(math.nan if math.isnan(value) else 1, nan_ok=True)
+
+
+@needs_tape
+def test_what_looks_at_a_weight_tells_the_others_unless_it_may_have_changed():
+    weight, known = torch.zeros(300, 300), known_weights.KnownWeights()
+    known.add(weight)
+    eyes = native.eye(), native.eye()
+    for eye in eyes:
+        known.share(eye)
+    assert eyes[0].look(weight.t()).content()[3] == 0
+    # between the words of the sample, and without a new version
+    words = weight.data.view(-1).view(torch.float64)
+    words[1 : words.numel() // 64] = 2.0**100
+    assert eyes[1].look(weight.t()).content()[3] == 0
+    assert eyes[1].look(weight.t(), False, True).content()[3] > 0
+    assert eyes[0].look(weight.t()).content()[3] > 0
+
+
+@needs_tape
+@pytest.mark.parametrize("given", [(), ({},), ({}, []), ({}, {})], ids=str)
+def test_an_eye_learns_of_weights_once(given):
+    eye = _eye()
+    with pytest.raises(ValueError, match="weigh once, with two dictionaries"):
+        eye.weigh(*given)
+
+
+def test_weights_are_noted_again_only_if_one_is_another_or_lies_elsewhere():
+    known = known_weights.KnownWeights()
+    weights = [torch.ones(2), torch.ones(3)]
+    assert not known.are_added(weights)
+    assert known.are_added([*weights])
+    weights[0].data = torch.ones(2)
+    assert not known.are_added([*weights])
+    assert known.are_added([*weights])
+    assert not known.are_added([weights[0], torch.ones(3)])
+    assert not known.are_added(weights[:1])
+    assert not known.are_added([*weights, torch.ones(1)])
+
+
 @needs_tape
 @pytest.mark.parametrize(
     "options", [{}, {"stats_only": True}, {"fingerprint": "crc32"}, {"part": "out"}], ids=str

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 import torch
 
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.geometry import Key, identity, on_host
+from llmdebug_nb.capture.tape.native import Eye
 from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.kernels.raw import memory_at
 
@@ -21,7 +24,24 @@ class KnownWeights:
 
     def __init__(self) -> None:
         self.storages: dict[int, object] = {}
+        self._measured: dict[bytes, bytes] = {}  # what C keeps of them
         self._rows: dict[Key, tuple[bytes, Row]] = {}  # with a sample of the weight
+        self._added: tuple[list[torch.Tensor], list[int]] = [], []  # last, and their addresses
+
+    def share(self, eye: Eye) -> None:
+        """Let what looks at tensors recognise these weights, together with others that do."""
+        eye.weigh(self.storages, self._measured)
+
+    def are_added(self, weights: list[torch.Tensor]) -> bool:
+        """Tell whether the same weights, still in the same places, were asked about last."""
+        try:
+            addresses = [weight.data_ptr() for weight in weights]
+        except (RuntimeError, NotImplementedError):  # one has none
+            return False
+        last, at = self._added
+        same = len(last) == len(weights) and all(map(operator.is_, last, weights))
+        self._added = weights, addresses
+        return same and addresses == at
 
     def add(self, weight: torch.Tensor) -> None:
         """Add a weight, unless it lies on a device."""
@@ -32,14 +52,6 @@ class KnownWeights:
     def has(self, place: int | None, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor in the storage of that number is large, and a part of a weight."""
         return place in self.storages and tensor.nbytes > SMALL
-
-    def has_part(self, tensor: torch.Tensor) -> bool:
-        """Tell the same of a tensor whose storage is not known yet."""
-        try:
-            is_large = tensor.nbytes > SMALL
-            return is_large and pytorch.storage_number(tensor.untyped_storage()) in self.storages
-        except (RuntimeError, NotImplementedError):  # it has none
-            return False
 
     def row_of(self, tensor: torch.Tensor, row: Row) -> Row | None:
         """Return the row of a weight, or of a view of one, if its version and a sample agree.

@@ -76,6 +76,7 @@ class Recorder:
         self._reserved: list[int] = []  # storage numbers that no other storage may take meanwhile
         self._seen: list[native.Seen] = []  # outputs, which reserve those of their storages
         self.devices = WaitingRows(native.eye())
+        self.weights.share(self.devices.eye)
         self._uncounted = False  # the tensor at hand may have changed without a new version
         self._placements = Placements(sink)
         self._packed_with = (
@@ -141,8 +142,7 @@ class Recorder:
         if self.values.policy.wanted or self._shown_fingerprint or pytorch.is_wrapped(tensor):
             return None
         anew = self._uncounted or not self.devices.recognizes
-        is_weight = self.weights.storages and self.weights.has_part(tensor)
-        return None if is_weight else self.devices.eye.look(tensor, role == "output", anew)
+        return self.devices.eye.look(tensor, role == "output", anew)
 
     def record_seen(
         self, call: RecordedCall, role: str, leaves: Iterable[Leaf], phase: str = "forward"
@@ -225,9 +225,11 @@ class Recorder:
         with self._lock:
             self._chains.add(view, base, result)
 
-    def add_weights(self, weights: Iterable[torch.Tensor]) -> None:
+    def add_weights(self, weights: list[torch.Tensor]) -> None:
         """Note the weights of a model, which are read again only if they seem to have changed."""
         with self._lock:
+            if self.weights.are_added(weights):
+                return
             for weight in weights:
                 self.weights.add(self._placements.local(weight)[0])
 
@@ -287,7 +289,8 @@ class Recorder:
 
     def _describe(self, row: Row, tensor: torch.Tensor) -> None:
         """Fill in dtype, shape, statistics, fingerprint and payload, once for equal tensors."""
-        seen = self.devices.eye.look(tensor) if on_host(tensor) else None
+        look = self.devices.eye.look
+        seen = look(tensor, False, self._uncounted) if on_host(tensor) else None
         if seen is not None:
             self._describe_seen(row, tensor, seen)
             return

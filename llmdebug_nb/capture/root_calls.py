@@ -94,7 +94,7 @@ class RootCalls:
     def _record_weights(self, root: Root) -> None:
         observer = self.observer
         if self._parts.options.operators:
-            self._parts.recorder.add_weights(root.module.parameters())
+            self._parts.recorder.add_weights(root.weights())
         weights = observer.weights
         first = id(root) not in weights.recorded
         if not first and not weights.change:

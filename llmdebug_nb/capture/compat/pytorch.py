@@ -96,6 +96,11 @@ def own_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     return {**module._parameters, **module._buffers}
 
 
+def parameters_of(module: torch.nn.Module) -> Iterable[torch.Tensor | None]:
+    """Return a module's own parameters; `parameters()` makes a list of all its parts first."""
+    return module._parameters.values()
+
+
 def offloaded_tensors(module: torch.nn.Module) -> Mapping[str, torch.Tensor]:
     """Return the tensors of a module that `accelerate` keeps elsewhere; else nothing."""
     return getattr(getattr(module, "_hf_hook", None), "weights_map", None) or {}

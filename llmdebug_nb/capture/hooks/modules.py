@@ -7,6 +7,7 @@ import threading
 from functools import partial
 from typing import Protocol
 
+import torch
 from torch import nn
 
 from llmdebug_nb.capture.calls import ThreadState
@@ -129,6 +130,11 @@ class Root:
     @property
     def first(self) -> HookedModule:
         return self.modules[0]
+
+    def weights(self) -> list[torch.Tensor]:
+        """Return the parameters of all its modules, as they are now."""
+        owned = (pytorch.parameters_of(each.module) for each in self.modules)
+        return [weight for weights in owned for weight in weights if weight is not None]
 
     def hook_inside(self, recording: bool, selection_may_change: bool = False) -> None:
         """Hook the modules that count while this or another thread records, otherwise none.

@@ -33,7 +33,7 @@ from llmdebug_nb.core.records import View
 
 T = TypeVar("T")
 LIBRARY = Path(__file__).with_name("_tape.so")  # on every platform: it is opened by its path
-_VERSION = 10  # of what lies between the library and this module, as in tape.c
+_VERSION = 11  # of what lies between the library and this module, as in tape.c
 _KINDS = (*native.TABLE, "bool")  # as in tensor.h
 _DIMENSIONS = 8  # of a tensor that is seen: MOST_DIMS in tensor.h
 
@@ -188,12 +188,14 @@ class Eye(Protocol):
     So it is with special classes and dtypes, with empty and freed tensors, and large strided ones.
     Strided tensors are copied to memory of its own, so only one thread may call it at a time.
     ``is_output``: the number of its storage is reserved. ``anew``: a tensor on a device may have
-    changed without a new version; ``forget``: all may.
+    changed without a new version; ``forget``: all may. ``weigh``: large weights, known by their
+    storage numbers, are read again only if they seem to have changed.
     """
 
     def look(
         self, tensor: torch.Tensor, is_output: bool = False, anew: bool = False, /
     ) -> Seen | None: ...
+    def weigh(self, weights: dict[int, object], measured: dict[bytes, bytes], /) -> None: ...
     def forget(self) -> None: ...
 
 
@@ -223,7 +225,7 @@ class Tape(Eye, Protocol[T]):
     def watch(
         self, operators: dict[int, Known], kinds: Mapping[int, int] | None,
         numbers: Mapping[tuple[int, ...], int], lines: Mapping[tuple[int, int], tuple[str, str]],
-        weights: Mapping[int, object], clock: Callable[[], int] | None,
+        clock: Callable[[], int] | None,
         looks_in: bool, looks_out: bool, /,
     ) -> None: ...  # fmt: skip
     def begin_function(
@@ -269,6 +271,7 @@ def _make() -> Callable[[bool], Tape[Any]] | None:
         plain = frozenset(LEAVES - {torch.Tensor, torch.nn.Parameter})
         made: Tape[Any] = module.Tape(
             view, torch.Tensor, torch.nn.Parameter, plain, xxhash.xxh3_64_intdigest,
+            xxhash.xxh3_64,
             torch.get_num_threads, pytorch.release_storage_number, leaves, OtherLeaf.of,
             ask, answers, *torch_modes.FUNCTION_MODES, _KINDS,
         )  # fmt: skip
@@ -308,6 +311,9 @@ class _Blind:
         self, tensor: torch.Tensor, is_output: bool = False, anew: bool = False
     ) -> Seen | None:
         return None
+
+    def weigh(self, weights: dict[int, object], measured: dict[bytes, bytes]) -> None:
+        pass
 
     def forget(self) -> None:
         pass

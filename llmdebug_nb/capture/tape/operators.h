@@ -467,24 +467,24 @@ static void offer_use(const Torch *given)
 
 static const Notes notes = {NOTES_VERSION, offer_begin, offer_end, offer_makes_views, offer_use};
 
-/* watch(operators, kinds, numbers, lines, weights, clock, looks_in, looks_out): what a gate needs to know.
+/* watch(operators, kinds, numbers, lines, clock, looks_in, looks_out): what a gate needs to know.
 
    `operators`: by id, the operator itself, what calls it, what names it, and whether it makes views. `kinds`: of code by id,
-   or None if no call stacks are wanted; `numbers`, `lines`: see call_stacks.py. `weights`: by storage number. `clock`: see `made_no_node`. */
+   or None if no call stacks are wanted; `numbers`, `lines`: see call_stacks.py. `clock`: see `made_no_node`. */
 static PyObject *tape_watch(PyObject *object, PyObject *const *given, Py_ssize_t count)
 {
     Tape *tape = (Tape *)object;
-    if (count != 8 || tape->operators) {
-        PyErr_SetString(PyExc_ValueError, "watch once, with 8 arguments");
+    if (count != 7 || tape->operators) {
+        PyErr_SetString(PyExc_ValueError, "watch once, with 7 arguments");
         return NULL;
     }
-    PyObject **to[] = {&tape->operators, &tape->kinds, &tape->numbers, &tape->lines, &tape->weights, &tape->clock};
-    for (int i = 0; i < 6; i++) {
+    PyObject **to[] = {&tape->operators, &tape->kinds, &tape->numbers, &tape->lines, &tape->clock};
+    for (int i = 0; i < 5; i++) {
         Py_INCREF(given[i]);
         *to[i] = given[i];
     }
-    tape->looks_in = given[6] == Py_True;
-    tape->looks_out = given[7] == Py_True;
+    tape->looks_in = given[5] == Py_True;
+    tape->looks_out = given[6] == Py_True;
     Py_RETURN_NONE;
 }
 

@@ -165,9 +165,8 @@ class Player:
             kinds, numbers, lines = stacks.kinds, stacks.numbers, stacks.lines
         looks = "input" in roles, "output" in roles
         clock = pytorch.autograd_clock if self._listener.backward else None
-        self.tape.watch(
-            self.operators, kinds, numbers, lines, self._recorder.weights.storages, clock, *looks
-        )
+        self._recorder.weights.share(self.tape)
+        self.tape.watch(self.operators, kinds, numbers, lines, clock, *looks)
 
     def open(self) -> None:
         """Note calls of this thread from now on, unless those of another one are noted."""

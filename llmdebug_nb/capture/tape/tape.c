@@ -19,18 +19,18 @@
 #include <pthread.h>
 #endif
 
-enum { VERSION = 10 /* as in native.py */ };
+enum { VERSION = 11 /* as in native.py */ };
 enum { REFUSED = 0, DONE = 1, FAILED = -1 };
 enum { READ = 0x100 /* PyBUF_READ, which 3.10's stable headers lack */ };
 enum { SCRATCH = 64 << 10, LARGE = 4 << 10, MANY = 1 << 21 /* as in native.py of the kernels */, KNOWN = 1 << 10, DEPTH = 8, SLOTS = 16, MOST = 4096 };
 enum { LONGEST_SHAPE = MOST_DIMS * 22 + 2 };
-enum { MOST_SCRATCH = 1 << 20 /* what a second-level cache holds */, TILE = 16 /* float32 in a line of the cache */ };
+enum { MOST_SCRATCH = 1 << 20 /* what a second-level cache holds */ };
 enum { AT_OFFSET = 20, AT_LOST = 22 }; /* columns of a row, as in columns.py */
 enum { SMALL_WEIGHT = 64 << 10, WORDS = 64, WEIGHTS = 16 << 10 }; /* as in known_weights.py; entries, at 1.4 KB */
 static const int64_t ENDLESS = (int64_t)1 << 40; /* elements */
 
 static PyObject *is_neg, *untyped_storage, *nbytes_name, *storage_offset, *cdata, *weak_ref, *zero_text, *enter_name, *exit_name;
-static PyObject *version_name, *cpu_text;
+static PyObject *version_name, *cpu_text, *update_name, *intdigest_name;
 static PyObject *slot_texts[SLOTS];
 static PyTypeObject *seen_type, *tape_type;
 static unsigned long generation; /* counts forks: a child does not write on its parent's tape */
@@ -259,7 +259,7 @@ typedef struct {
     View *view;
     PyObject *tensor, *parameter; /* classes */
     PyObject *plain;              /* a frozenset of classes whose values are leaves */
-    PyObject *digest;             /* of bytes, as an integer */
+    PyObject *digest, *digester;  /* of bytes, as an integer; the same, for bytes that come in parts */
     PyObject *threads;            /* returns how many threads torch uses */
     PyObject *release;            /* of a storage's number */
     PyObject *leaves;             /* what finds the leaves of an unusual value */
@@ -290,46 +290,6 @@ typedef struct {
     PyObject *contents, *play; /* see values.h; NULL if no values are kept */
     int packing; /* the scratch is in use: code of the program, such as a finalizer, may run meanwhile and look, too */
 } Tape;
-
-/* Copy a matrix whose columns lie packed, such as a transposed weight, in tiles that fill lines of the cache. */
-static unsigned char *gather_columns(unsigned char *to, const unsigned char *from, int64_t rows, int64_t columns,
-                                     int64_t stride, int64_t item)
-{
-    for (int64_t r = 0; r < rows; r += TILE)
-        for (int64_t c = 0; c < columns; c += TILE)
-            for (int64_t i = r; i < rows && i < r + TILE; i++)
-                for (int64_t j = c; j < columns && j < c + TILE; j++) {
-                    unsigned char *into = to + (i * columns + j) * item;
-                    const unsigned char *out_of = from + j * stride + i * item;
-                    if (item == 4)
-                        memcpy(into, out_of, 4);
-                    else if (item == 2)
-                        memcpy(into, out_of, 2);
-                    else
-                        memcpy(into, out_of, (size_t)item);
-                }
-    return to + rows * columns * item;
-}
-
-/* Copy the elements below one dimension, in row-major order. Returns where the next ones go. */
-static unsigned char *gather(unsigned char *to, const unsigned char *from, const Tensor *t, int dim, int64_t item)
-{
-    const int64_t size = t->shape[dim], stride = t->strides[dim] * item;
-    if (dim == t->ndim - 2 && stride == item)
-        return gather_columns(to, from, size, t->shape[dim + 1], t->strides[dim + 1] * item, item);
-    if (dim < t->ndim - 1) {
-        for (int64_t i = 0; i < size; i++)
-            to = gather(to, from + i * stride, t, dim + 1, item);
-        return to;
-    }
-    if (stride == item) {
-        memcpy(to, from, (size_t)(size * item));
-        return to + size * item;
-    }
-    for (int64_t i = 0; i < size; i++, to += item)
-        memcpy(to, from + i * stride, (size_t)item);
-    return to;
-}
 
 /* Call a method without arguments that returns an integer. Returns -1 with an exception if that fails. */
 static int64_t ask(PyObject *object, PyObject *name)
@@ -424,23 +384,7 @@ static int is_known(Tape *tape, PyObject *key, Weight *now)
     return 1;
 }
 
-/* Return where elements lie packed: where they are, or a copy in the scratch memory; NULL if there is no room. */
-static unsigned char *packed_data(Tape *tape, unsigned char *data, const Tensor *t, int packed, int64_t nbytes)
-{
-    if (packed)
-        return data;
-    if (tape->packing)
-        return NULL;
-    if (nbytes > tape->room) {
-        unsigned char *larger = PyMem_Realloc(tape->scratch, nbytes);
-        if (!larger)
-            return NULL;
-        tape->scratch = larger, tape->room = nbytes;
-    }
-    gather(tape->scratch, data, t, 0, t->dtype.bits / 8);
-    return tape->scratch;
-}
-
+#include "gathering.h"
 #include "device.h"
 #include "values.h"
 
@@ -515,12 +459,15 @@ static int look_at(Tape *tape, Seen *seen, PyObject *tensor, const Facts *facts,
     if (tape->contents && nbytes > MOST_COPIED && !large)
         done = REFUSED;
     unsigned char *elements = NULL;
-    if (large && !(is_output && is_written(tape, seen)) && is_known(tape, key, &now))
+    if (large && !tape->anew && !(is_output && is_written(tape, seen)) && is_known(tape, key, &now))
         seen->digest = now.digest, seen->summary = now.summary, done = DONE;
     else if (done == DONE) {
-        elements = packed_data(tape, data, t, (int)packed, nbytes);
+        const int in_strips = large && !packed && !tape->contents && nbytes > STRIP;
+        elements = in_strips ? NULL : packed_data(tape, data, t, (int)packed, nbytes);
         tape->packing |= elements == tape->scratch;
-        done = elements ? measure(tape, seen, elements, nbytes) : REFUSED;
+        done = in_strips  ? measure_in_strips(tape, seen, data, t)
+               : elements ? measure(tape, seen, elements, nbytes)
+                          : REFUSED;
         if (done == DONE && large) {
             now.digest = seen->digest, now.summary = seen->summary;
             PyObject *bytes = PyBytes_FromStringAndSize((char *)&now, sizeof now);
@@ -811,6 +758,20 @@ static PyObject *tape_end(PyObject *object, PyObject *const *given, Py_ssize_t c
 #include "packing.h"
 #include "playing.h"
 
+/* weigh(weights, measured): recognise large weights, which are read again only if they seem to have changed. `weights`: by
+   storage number; `measured`: what they were, by place. Both are shared with others that look. */
+static PyObject *tape_weigh(PyObject *object, PyObject *const *given, Py_ssize_t count)
+{
+    Tape *tape = (Tape *)object;
+    if (count != 2 || !PyDict_Check(given[0]) || !PyDict_Check(given[1]) || tape->weights) {
+        PyErr_SetString(PyExc_ValueError, "weigh once, with two dictionaries");
+        return NULL;
+    }
+    Py_INCREF(tape->weights = given[0]);
+    Py_INCREF(tape->measured = given[1]);
+    Py_RETURN_NONE;
+}
+
 /* look(tensor, is_output, anew): what a tensor is, or None. `anew`: it may have changed without a new version. */
 static PyObject *tape_look(PyObject *object, PyObject *const *given, Py_ssize_t count)
 {
@@ -871,8 +832,8 @@ static int tape_init(PyObject *object, PyObject *args, PyObject *unused)
     (void)unused;
     Tape *tape = (Tape *)object;
     unsigned long long view;
-    PyObject *tensor, *parameter, *plain, *digest, *threads, *release, *leaves, *other, *busy, *calm, *modes, *unseen, *names;
-    if (!PyArg_ParseTuple(args, "KOOOOOOOOO!O!OOO!", &view, &tensor, &parameter, &plain, &digest, &threads, &release,
+    PyObject *tensor, *parameter, *plain, *digest, *digester, *threads, *release, *leaves, *other, *busy, *calm, *modes, *unseen, *names;
+    if (!PyArg_ParseTuple(args, "KOOOOOOOOOO!O!OOO!", &view, &tensor, &parameter, &plain, &digest, &digester, &threads, &release,
                           &leaves, &other, &PyTuple_Type, &busy, &PyTuple_Type, &calm, &modes, &unseen, &PyTuple_Type,
                           &names))
         return -1;
@@ -881,9 +842,9 @@ static int tape_init(PyObject *object, PyObject *args, PyObject *unused)
         return -1;
     }
     tape->view = (View *)(uintptr_t)view;
-    PyObject *kept[] = {tensor, parameter, plain, digest, threads, release, leaves, other, busy, calm, modes, unseen,
+    PyObject *kept[] = {tensor, parameter, plain, digest, digester, threads, release, leaves, other, busy, calm, modes, unseen,
                         names};
-    PyObject **to[] = {&tape->tensor, &tape->parameter, &tape->plain, &tape->digest, &tape->threads, &tape->release,
+    PyObject **to[] = {&tape->tensor, &tape->parameter, &tape->plain, &tape->digest, &tape->digester, &tape->threads, &tape->release,
                        &tape->leaves, &tape->other, &tape->busy, &tape->calm,
                        &tape->modes, &tape->unseen, &tape->names};
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
@@ -893,11 +854,10 @@ static int tape_init(PyObject *object, PyObject *args, PyObject *unused)
     tape->keywords = PyDict_New();
     tape->others = PyDict_New();
     tape->events = PyList_New(0);
-    tape->measured = PyDict_New();
     tape->known = PyMem_Calloc(KNOWN, sizeof(Known));
     tape->scratch = PyMem_Malloc(SCRATCH);
     tape->room = SCRATCH;
-    if (!tape->keywords || !tape->others || !tape->events || !tape->measured || !tape->known || !tape->scratch) {
+    if (!tape->keywords || !tape->others || !tape->events || !tape->known || !tape->scratch) {
         PyErr_NoMemory();
         return -1;
     }
@@ -908,7 +868,7 @@ static void tape_dealloc(PyObject *object)
 {
     Tape *tape = (Tape *)object;
     PyTypeObject *type = Py_TYPE(object);
-    PyObject *all[] = {tape->tensor, tape->parameter, tape->plain, tape->digest, tape->threads, tape->release,
+    PyObject *all[] = {tape->tensor, tape->parameter, tape->plain, tape->digest, tape->digester, tape->threads, tape->release,
                        tape->leaves, tape->other, tape->busy, tape->calm, tape->modes, tape->unseen, tape->names, tape->keywords, tape->others, tape->events,
                        tape->operators, tape->kinds, tape->numbers, tape->lines, tape->weights, tape->clock, tape->measured,
                        tape->new_page, tape->new_kernel, tape->stream, tape->current, tape->capturing, tape->placed,
@@ -927,6 +887,7 @@ static PyMethodDef tape_methods[] = {
     {"begin", (PyCFunction)(void (*)(void))tape_begin, METH_FASTCALL, NULL},
     {"end", (PyCFunction)(void (*)(void))tape_end, METH_FASTCALL, NULL},
     {"look", (PyCFunction)(void (*)(void))tape_look, METH_FASTCALL, NULL},
+    {"weigh", (PyCFunction)(void (*)(void))tape_weigh, METH_FASTCALL, NULL},
     {"watch", (PyCFunction)(void (*)(void))tape_watch, METH_FASTCALL, NULL},
     {"begin_function", (PyCFunction)(void (*)(void))tape_begin_function, METH_FASTCALL, NULL},
     {"end_function", tape_end_function, METH_O, NULL},
@@ -951,12 +912,12 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_tape", NULL, -1
 static int make_texts(void)
 {
     const char *texts[] = {"is_neg", "untyped_storage", "nbytes", "storage_offset", "_cdata", "_weak_ref", "0", "__enter__",
-                           "__exit__", "_version", "cpu", "f_back", "f_lasti", "tape", "slowly", "note_slowly", "end_slowly",
+                           "__exit__", "_version", "cpu", "update", "intdigest", "f_back", "f_lasti", "tape", "slowly", "note_slowly", "end_slowly",
                            "api", "records", "hand", "packed", "measured", "called", "operators", "scalars", "path", "op", "level",
                            "module", "number", "id", "module_id", "selected", "recorded", "parameters", "name", "wanted",
                            "kept", "noted", "write_frames", "keep_seen", "count_lost", "count_cut_short", "forward", "__dict__", "popleft", "__name__", "before", "view", "root_call", "input", "output", "aten", "", "None"};
     PyObject **names[] = {&is_neg, &untyped_storage, &nbytes_name, &storage_offset, &cdata, &weak_ref, &zero_text, &enter_name,
-                          &exit_name, &version_name, &cpu_text, &f_back, &f_lasti, &tape_name, &slowly, &note_slowly, &end_slowly,
+                          &exit_name, &version_name, &cpu_text, &update_name, &intdigest_name, &f_back, &f_lasti, &tape_name, &slowly, &note_slowly, &end_slowly,
                           &api_text, &records_name, &hand_name, &packed_name, &measured_name, &called_name, &operators_name, &scalars_name,
                           &path_name, &op_name, &level_name, &module_text, &number_name, &id_name, &module_id_name,
                           &selected_name, &recorded_name, &parameters_name, &name_name, &wanted_name, &kept_name, &noted_name, &write_name, &keep_name, &lose_name, &cut_short_name, &forward_text, &dict_name,

@@ -22,16 +22,8 @@
 #include <signal.h>
 #endif
 
-/* What one thread found in its elements. `sum`, `squares`: 0 if those of each block were kept. */
-typedef struct {
-    double low, high, sum, squares;
-    int64_t nan, inf, zero;
-} Part;
-
 /* `sums`: room for two sums of each block, or NULL. */
 typedef void Kernel(const unsigned char *data, int64_t count, Part *part, double *sums);
-
-enum { BLOCK = 1 << 14 };
 
 static inline void add(Part *part, double **sums, double sum, double squares)
 {
@@ -52,9 +44,9 @@ static inline void add(Part *part, double **sums, double sum, double squares)
         BITS least = (BITS)-1, most = 0;                                                                           \
         SIGNED top = -(SIGNED)magnitudes - 1;                                                                      \
         int64_t nan = 0, inf = 0, zero = 0;                                                                        \
-        for (int64_t start = 0; start < count; start += BLOCK) {                                                   \
+        for (int64_t start = 0; start < count; start += SUM_BLOCK) {                                                   \
             const unsigned char *block = data + start * (int64_t)sizeof(WORD);                                     \
-            const int size = count - start < BLOCK ? (int)(count - start) : BLOCK;                                 \
+            const int size = count - start < SUM_BLOCK ? (int)(count - start) : SUM_BLOCK;                                 \
             double block_sum = 0, block_squares = 0;                                                               \
             SIGNED block_nan = 0, block_inf = 0, block_zero = 0;                                                   \
             _Pragma("omp simd reduction(min: least) reduction(max: most, top)                                      \
@@ -98,9 +90,9 @@ static inline void add(Part *part, double **sums, double sum, double squares)
         memcpy(&low, data, sizeof low);                                                                            \
         high = low;                                                                                                \
         int64_t zero = 0;                                                                                          \
-        for (int64_t start = 0; start < count; start += BLOCK) {                                                   \
+        for (int64_t start = 0; start < count; start += SUM_BLOCK) {                                                   \
             const unsigned char *block = data + start * (int64_t)sizeof(TYPE);                                     \
-            const int size = count - start < BLOCK ? (int)(count - start) : BLOCK;                                 \
+            const int size = count - start < SUM_BLOCK ? (int)(count - start) : SUM_BLOCK;                                 \
             double block_sum = 0, block_squares = 0;                                                               \
             int block_zero = 0;                                                                                    \
             _Pragma("omp simd reduction(min: low) reduction(max: high)                                             \
@@ -206,55 +198,85 @@ static void measure_all(Share *shares, int64_t many)
 }
 #endif
 
+/* Take in the extremes and counts of other elements. */
+static void extend(Part *all, const Part *part)
+{
+    all->low = part->low < all->low ? part->low : all->low;
+    all->high = part->high > all->high ? part->high : all->high;
+    all->nan += part->nan, all->inf += part->inf, all->zero += part->zero;
+}
+
 /* Extremes and counts of all shares; sums block by block, so that they don't depend on the shares. */
 static Part joined(const Share *shares, int64_t many, const double *sums, int64_t blocks)
 {
     Part all = shares[0].part;
-    for (int64_t i = 1; i < many; i++) {
-        const Part *part = &shares[i].part;
-        if (shares[i].count <= 0)
-            continue;
-        all.low = part->low < all.low ? part->low : all.low;
-        all.high = part->high > all.high ? part->high : all.high;
-        all.nan += part->nan, all.inf += part->inf, all.zero += part->zero;
-    }
+    for (int64_t i = 1; i < many; i++)
+        if (shares[i].count > 0)
+            extend(&all, &shares[i].part);
     for (int64_t block = 0; block < blocks; block++)
         all.sum += sums[2 * block], all.squares += sums[2 * block + 1];
     return all;
 }
 
+Summary tallied(const Tally *all)
+{
+    const Part *part = &all->part;
+    if (part->nan)
+        return (Summary){NAN, NAN, NAN, NAN, part->nan, part->inf, part->zero};
+    return (Summary){part->low, part->high, part->sum / (double)all->count, sqrt(part->squares), 0, part->inf, part->zero};
+}
+
+static int is_kind(int64_t kind)
+{
+    return kind >= 0 && kind < (int64_t)(sizeof kernels_any / sizeof *kernels_any);
+}
+
 static int summarize_by(Kernel *const *kernels, int64_t kind, const unsigned char *data, int64_t nbytes, int64_t threads,
                         Summary *out)
 {
-    if (kind < 0 || kind >= (int64_t)(sizeof kernels_any / sizeof *kernels_any))
+    if (!is_kind(kind))
         return -1;
     Kernel *kernel = kernels[kind];
-    const int64_t count = nbytes / sizes[kind], blocks = (count + BLOCK - 1) / BLOCK;
+    const int64_t count = nbytes / sizes[kind], blocks = (count + SUM_BLOCK - 1) / SUM_BLOCK;
     int64_t many = threads < nbytes / SHARE ? threads : nbytes / SHARE;
     many = many > MOST_THREADS ? MOST_THREADS : many;
     double *sums = many > 1 ? malloc((size_t)blocks * 2 * sizeof *sums) : NULL;
     Part all = {0};
     if (sums) {
         Share shares[MOST_THREADS];
-        const int64_t each = (blocks + many - 1) / many * BLOCK;
+        const int64_t each = (blocks + many - 1) / many * SUM_BLOCK;
         for (int64_t i = 0; i < many; i++) {
             const int64_t from = i * each, left = count - from;
             const unsigned char *first = data + from * sizes[kind];
-            shares[i] = (Share){kernel, first, left < each ? left : each, sums + from / BLOCK * 2, all};
+            shares[i] = (Share){kernel, first, left < each ? left : each, sums + from / SUM_BLOCK * 2, all};
         }
         measure_all(shares, many);
         all = joined(shares, many, sums, blocks);
         free(sums);
     } else
         kernel(data, count, &all, NULL);
-    *out = all.nan ? (Summary){NAN, NAN, NAN, NAN, all.nan, all.inf, all.zero}
-                   : (Summary){all.low, all.high, all.sum / (double)count, sqrt(all.squares), 0, all.inf, all.zero};
+    *out = tallied(&(Tally){count, all});
     return 0;
 }
 
 int summarize(int64_t kind, const unsigned char *data, int64_t nbytes, int64_t threads, Summary *out)
 {
     return summarize_by(best(), kind, data, nbytes, threads, out);
+}
+
+int tally(int64_t kind, const unsigned char *data, int64_t nbytes, Tally *so_far)
+{
+    if (!is_kind(kind))
+        return -1;
+    Part part = {.sum = so_far->part.sum, .squares = so_far->part.squares}; /* the kernel adds block by block */
+    const int64_t count = nbytes / sizes[kind];
+    if (!count)
+        return 0;
+    best()[kind](data, count, &part, NULL);
+    if (so_far->count)
+        extend(&part, &so_far->part);
+    *so_far = (Tally){so_far->count + count, part};
+    return 0;
 }
 
 /* Question and answer are one record, since passing several arguments takes ctypes longer than reading a small tensor. */

@@ -18,4 +18,24 @@ typedef struct {
    that is none. `threads`: how many may work on a large tensor; the figures do not depend on it. */
 int summarize(int64_t kind, const unsigned char *data, int64_t nbytes, int64_t threads, Summary *out);
 
+/* The same for elements that come in parts. All parts but the last are whole blocks: then the figures are those of one pass. */
+enum { SUM_BLOCK = 1 << 14 };
+
+/* What was found in some elements. `sum`, `squares`: 0 if those of each block were kept. */
+typedef struct {
+    double low, high, sum, squares;
+    int64_t nan, inf, zero;
+} Part;
+
+typedef struct {
+    int64_t count;
+    Part part;
+} Tally;
+
+/* Add elements to a tally, which is all zero at first. Returns 0, or -1 for a kind that is none. */
+int tally(int64_t kind, const unsigned char *data, int64_t nbytes, Tally *so_far);
+
+/* Return the figures of all elements; at least one was added. */
+Summary tallied(const Tally *all);
+
 #endif
