@@ -8,6 +8,7 @@ import gc
 import signal
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
@@ -39,6 +40,21 @@ class Views(torch.nn.Module):
         y = y.reshape(-1)[1::2].unsqueeze(0).squeeze(0) + first.sum()
         y = y.as_strided((3, 2), (1, 1)) * x[:, None, :2].select(1, 0)
         return y.flip(0).permute(1, 0).contiguous().flatten(), x.detach().diagonal().split(1)
+
+
+class Indexed(torch.nn.Module):
+    """Takes parts by indices of all kinds; a list of sizes is another one afterwards."""
+
+    def forward(self, x):
+        sizes, at = [2, 6], torch.tensor(1)
+        y = x.view(sizes)
+        sizes[:] = [6, 2]
+        parts = [
+            x[..., :2], x[..., None, 1:], x[:, None], x[1], x[..., 0:4:2], x[(slice(0, 2), [0, 1])],
+            x[at:], x[:, at], x[np.int64(1) :], x[[0, 2]], x[x > 0], x[()],
+            y[slice(None, at)], y.view(sizes), y.view((3, (4))), y.expand(*[2, -1, -1]),
+        ]  # fmt: skip
+        return sum(part.sum() + (part * 2).sum() for part in parts)
 
 
 class Odd(torch.nn.Module):
@@ -129,7 +145,16 @@ class Executed(torch.nn.Module):
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        parts = [Views(), Odd(), Weighted(), Replaced(), Differentiated(), Executed(), Lazy()]
+        parts = [
+            Views(),
+            Indexed(),
+            Odd(),
+            Weighted(),
+            Replaced(),
+            Differentiated(),
+            Executed(),
+            Lazy(),
+        ]
         self.layers = torch.nn.ModuleList(parts)
 
     def forward(self, x):
@@ -204,7 +229,9 @@ def test_nearly_all_functions_and_their_views_are_noted(tmp_path, monkeypatch):
     functions = sum(len(event) == 5 and event[4] == "api" for event in events)
     assert functions > 0.6 * len(run.operators())
     assert sum(len(event) == 1 for event in events) > 0.9 * functions  # their ends
-    assert sum(len(event) == 4 for event in events) > 50
+    views = [event for event in events if len(event) == 4]
+    assert len(views) > 50
+    assert sum("slice" in repr(event[2]) for event in views) > 5  # halves that are rotated
 
 
 class _Seen(TorchFunctionMode):

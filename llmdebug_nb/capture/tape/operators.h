@@ -180,16 +180,50 @@ static int append_views(Tape *tape, PyObject *list, PyObject *base, PyObject *re
     return DONE;
 }
 
-/* The arguments that are no tensors; NULL if one of them isn't plain. */
-static PyObject *plain_arguments(Tape *tape, PyObject *args)
+/* Tell whether a slice has plain ends, which nobody can change later. */
+static int is_plain_slice(Tape *tape, PyObject *slice)
+{
+    PyObject *const names[] = {start_name, stop_name, step_name};
+    int plain = 1;
+    for (int i = 0; i < 3 && plain == 1; i++) {
+        PyObject *end = PyObject_GetAttr(slice, names[i]);
+        plain = end ? PySet_Contains(tape->plain, (PyObject *)Py_TYPE(end)) : -1;
+        Py_XDECREF(end);
+    }
+    return plain == 1;
+}
+
+static PyObject *plain_arguments(Tape *tape, PyObject *args, int depth);
+
+/* Return an argument as nobody can change it later: plain, `...`, a slice, or a tuple of such; NULL if it is another. */
+static PyObject *plain_argument(Tape *tape, PyObject *value, int depth)
+{
+    if (depth < DEPTH && PyTuple_CheckExact(value))
+        return plain_arguments(tape, value, depth + 1);
+    if (depth < DEPTH && PyList_CheckExact(value)) {
+        PyObject *copy = PyList_AsTuple(value), *tuple = copy ? plain_arguments(tape, copy, depth + 1) : NULL;
+        Py_XDECREF(copy);
+        return tuple;
+    }
+    const int plain = Py_TYPE(value) == &PySlice_Type ? is_plain_slice(tape, value)
+                      : value == Py_Ellipsis          ? 1
+                                                      : PySet_Contains(tape->plain, (PyObject *)Py_TYPE(value));
+    Py_XINCREF(plain == 1 ? value : NULL);
+    return plain == 1 ? value : NULL;
+}
+
+/* Return the arguments that are no tensors; NULL if one of them isn't plain. In one of them (`depth`) no tensor may be. */
+static PyObject *plain_arguments(Tape *tape, PyObject *args, int depth)
 {
     PyObject *list = PyList_New(0);
     for (Py_ssize_t i = 0; list && i < PyTuple_Size(args); i++) {
         PyObject *value = PyTuple_GetItem(args, i);
-        if (is_tensor(tape, value))
+        if (!depth && is_tensor(tape, value))
             continue;
-        if (is_all(tape, value, 0) != 1 || PyList_Append(list, value) != 0)
+        PyObject *kept = is_tensor(tape, value) ? NULL : plain_argument(tape, value, depth);
+        if (!kept || PyList_Append(list, kept) != 0)
             Py_CLEAR(list);
+        Py_XDECREF(kept);
     }
     PyObject *tuple = list ? PyList_AsTuple(list) : NULL;
     Py_XDECREF(list);
@@ -252,7 +286,7 @@ static int begin_noted(Tape *tape, PyObject *entry, PyObject *args, PyObject *kw
     if (noted->makes_views) {
         done = (kwargs && PyDict_Size(kwargs)) || !PyTuple_Size(args) ? REFUSED : look_around(tape, 1, &noted->place);
         if (done == DONE)
-            done = (noted->given = plain_arguments(tape, args)) ? DONE : REFUSED;
+            done = (noted->given = plain_arguments(tape, args, 0)) ? DONE : REFUSED;
         if (done == DONE)
             Py_INCREF(noted->base = PyTuple_GetItem(args, 0));
     } else {
@@ -390,7 +424,7 @@ static PyObject *tape_note_views(PyObject *object, PyObject *const *given, Py_ss
     if (done == DONE)
         done = PyDict_Size(given[2]) || !PyTuple_Size(given[1]) ? REFUSED : look_around(tape, 1, &source);
     if (done == DONE)
-        done = (plain = plain_arguments(tape, given[1])) ? DONE : REFUSED;
+        done = (plain = plain_arguments(tape, given[1], 0)) ? DONE : REFUSED;
     if (done == DONE)
         done = hide(tape, &context);
     if (done == DONE) {

@@ -30,7 +30,7 @@ enum { SMALL_WEIGHT = 64 << 10, WORDS = 64, WEIGHTS = 16 << 10 }; /* as in known
 static const int64_t ENDLESS = (int64_t)1 << 40; /* elements */
 
 static PyObject *is_neg, *untyped_storage, *nbytes_name, *storage_offset, *cdata, *weak_ref, *zero_text, *enter_name, *exit_name;
-static PyObject *version_name, *cpu_text, *update_name, *intdigest_name;
+static PyObject *version_name, *cpu_text, *update_name, *intdigest_name, *start_name, *stop_name, *step_name;
 static PyObject *slot_texts[SLOTS];
 static PyTypeObject *seen_type, *tape_type;
 static unsigned long generation; /* counts forks: a child does not write on its parent's tape */
@@ -912,12 +912,12 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_tape", NULL, -1
 static int make_texts(void)
 {
     const char *texts[] = {"is_neg", "untyped_storage", "nbytes", "storage_offset", "_cdata", "_weak_ref", "0", "__enter__",
-                           "__exit__", "_version", "cpu", "update", "intdigest", "f_back", "f_lasti", "tape", "slowly", "note_slowly", "end_slowly",
+                           "__exit__", "_version", "cpu", "update", "intdigest", "start", "stop", "step", "f_back", "f_lasti", "tape", "slowly", "note_slowly", "end_slowly",
                            "api", "records", "hand", "packed", "measured", "called", "operators", "scalars", "path", "op", "level",
                            "module", "number", "id", "module_id", "selected", "recorded", "parameters", "name", "wanted",
                            "kept", "noted", "write_frames", "keep_seen", "count_lost", "count_cut_short", "forward", "__dict__", "popleft", "__name__", "before", "view", "root_call", "input", "output", "aten", "", "None"};
     PyObject **names[] = {&is_neg, &untyped_storage, &nbytes_name, &storage_offset, &cdata, &weak_ref, &zero_text, &enter_name,
-                          &exit_name, &version_name, &cpu_text, &update_name, &intdigest_name, &f_back, &f_lasti, &tape_name, &slowly, &note_slowly, &end_slowly,
+                          &exit_name, &version_name, &cpu_text, &update_name, &intdigest_name, &start_name, &stop_name, &step_name, &f_back, &f_lasti, &tape_name, &slowly, &note_slowly, &end_slowly,
                           &api_text, &records_name, &hand_name, &packed_name, &measured_name, &called_name, &operators_name, &scalars_name,
                           &path_name, &op_name, &level_name, &module_text, &number_name, &id_name, &module_id_name,
                           &selected_name, &recorded_name, &parameters_name, &name_name, &wanted_name, &kept_name, &noted_name, &write_name, &keep_name, &lose_name, &cut_short_name, &forward_text, &dict_name,
