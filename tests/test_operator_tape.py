@@ -234,6 +234,22 @@ def test_nearly_all_functions_and_their_views_are_noted(tmp_path, monkeypatch):
     assert sum("slice" in repr(event[2]) for event in views) > 5  # halves that are rotated
 
 
+def test_functions_that_copy_instead_of_making_a_view_are_noted(tmp_path, monkeypatch):
+    class Copies(torch.nn.Module):
+        def forward(self, x):
+            for _ in range(3):
+                x = x.to(torch.float64).t().contiguous().reshape(-1, 4)[[0, 2, 1]].to(torch.float32)
+            return x
+
+    events = played(monkeypatch)
+    recorded(tmp_path, "run", torch.nn.Sequential(Copies()), mode="api")
+    noted = collections.Counter(
+        event[0].name for event in events if len(event) == 5 and event[4] == "api"
+    )
+    names = ("Tensor.to", "Tensor.contiguous", "Tensor.__getitem__")
+    assert all(noted[name] >= 6 for name in names)  # each call stack goes the long way once
+
+
 class _Seen(TorchFunctionMode):
     def __init__(self):
         super().__init__()

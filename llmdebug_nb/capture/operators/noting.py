@@ -16,6 +16,7 @@ from llmdebug_nb.capture.operators.modes import (
     AtenMode,
     Kwargs,
     OperatorListener,
+    views_in,
     written,
 )
 from llmdebug_nb.capture.tape import native, torch_observer
@@ -51,10 +52,14 @@ class NotingApiMode(ApiMode):
             if not tape.end_function(None):
                 self._listener.guarded(self._player.end_function, None, True)
             raise
-        if result is None or not tape.end_function((result,)):
+        self._end(func, args, kwargs, result)
+        return result
+
+    def _end(self, func: Callable[..., object], args: Args, kwargs: Kwargs, result: object) -> None:
+        """Note what a function left whose beginning was noted."""
+        if result is None or not self._tape.end_function((result,)):
             outputs = written(func, args, kwargs) if result is None else result
             self._listener.guarded(self._player.end_function, outputs, False)
-        return result
 
     def _rearranged(
         self,
@@ -68,7 +73,13 @@ class NotingApiMode(ApiMode):
         if listener.substitution is not None or not listener.listening():
             return super().__torch_function__(func, types, args, kwargs)
         result = func(*args, **kwargs)
-        if not self._tape.note_views(operator, args, kwargs, result):
+        tape = self._tape
+        if tape.note_views(operator, args, kwargs, result):
+            return result
+        copied = operator.wanted and views_in(args, kwargs, result) is None
+        if copied and tape.begin_function(operator, args, kwargs):  # its inputs are as they were
+            self._end(func, args, kwargs, result)
+        else:
             listener.guarded(self._note, operator, args, kwargs, result)
         return result
 
