@@ -30,7 +30,7 @@ from llmdebug_nb.core.columns import AT, COLUMNS, OPERATORS, SOURCES, TABLES
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import RootCall
 from llmdebug_nb.store import format as fmt
-from llmdebug_nb.store import process, reader
+from llmdebug_nb.store import payload_files, process, reader
 from llmdebug_nb.store.writer import Writer, create_run
 from models import generate, llama, prompt
 
@@ -351,6 +351,29 @@ def test_a_read_only_place_is_an_error_before_the_model_runs(tmp_path):
     ):
         ran.append(1)
     assert not ran
+
+
+@given(
+    st.lists(st.lists(st.binary(max_size=9), min_size=1, max_size=4), max_size=4),
+    st.integers(0, 12), st.booleans(),
+)  # fmt: skip
+def test_all_is_written_where_the_system_takes_a_part_at_a_time(
+    tmp_path_factory, frames, limit, gathers
+):
+    def writev(file, parts):
+        return os.write(file, b"".join(parts)[:limit])
+
+    write, folder = os.write, tmp_path_factory.mktemp("parts")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(payload_files, "_GATHERS", gathers)
+        patch.setattr(payload_files.os, "writev", writev)
+        writer = payload_files.PayloadWriter(folder)
+        with contextlib.closing(writer):
+            patch.setattr(payload_files.os, "write", lambda file, data: write(file, data[:5]))
+            starts = [writer.append([memoryview(part) for part in frame]) for frame in frames]
+    sizes = [sum(map(len, frame)) for frame in frames]
+    assert starts == [sum(sizes[:number]) for number in range(len(frames))]
+    assert (folder / fmt.PAYLOAD).read_bytes() == b"".join(map(b"".join, frames))
 
 
 def test_a_full_disk_never_stops_the_program_and_is_reported(monkeypatch):

@@ -23,6 +23,7 @@ from llmdebug_nb.store.own_file import PRIVATE_FILE
 
 _LATER = re.compile(r"tensors\.([1-9]\d{0,17})\.bin")
 _MAX_WRITE = 1 << 30
+_GATHERS = hasattr(os, "writev")
 
 
 class PayloadFile(NamedTuple):
@@ -68,6 +69,17 @@ def payload_files(folder: Path) -> list[PayloadFile]:
     return found
 
 
+def _write_rest(file: int, parts: list[bytes | memoryview], done: int) -> None:
+    """Write what is left of the parts, in as many calls as the system wants."""
+    for part in parts:
+        if done >= len(part):
+            done -= len(part)
+            continue
+        view, done = memoryview(part).cast("B")[done:], 0
+        while len(view):
+            view = view[os.write(file, view[:_MAX_WRITE]) :]
+
+
 class PayloadWriter:
     """Appends to the payload files of a process. Its methods raise OSError."""
 
@@ -91,25 +103,18 @@ class PayloadWriter:
         return self._files[-1] + os.fstat(self._file.fileno()).st_size
 
     def append(self, parts: list[bytes | memoryview]) -> int:
-        """Write the parts in one go and return where they start: a multiple of `format.ALIGN`.
+        """Write ``uint8[n]`` in one go and return where they start: a multiple of `format.ALIGN`.
 
         If that fails, the file is cut back to its last complete frame.
         """
         if self._ended:
             self._next_file()
-        start, file = None, self._file.fileno()
-        views = [memoryview(part).cast("B") for part in parts if len(part)]
+        start, file, size = None, self._file.fileno(), sum(map(len, parts))
         try:
             start = os.fstat(file).st_size
-            while views:
-                if hasattr(os, "writev") and sum(map(len, views)) <= _MAX_WRITE:
-                    done = os.writev(file, views)
-                else:
-                    done = os.write(file, views[0][:_MAX_WRITE])
-                while views and done >= len(views[0]):
-                    done -= len(views.pop(0))
-                if views and done:
-                    views[0] = views[0][done:]
+            done = os.writev(file, parts) if _GATHERS and size <= _MAX_WRITE else 0
+            if done < size:
+                _write_rest(file, parts, done)
         except OSError:
             if start is not None:
                 with contextlib.suppress(OSError):  # readers recognise a torn frame
