@@ -64,6 +64,8 @@ class Recorder:
         self.watch: Callable[[list[Row]], None] | None = None
         self.values = KeptValues(sink, options)
         other = options.fingerprint != ALGORITHM
+        # functions take them as they are, so what they are is found out once
+        self._gives_weights = "api" in options.operator_levels
         self._shown_fingerprint = ALGORITHMS[options.fingerprint] if other else None
         self._lock = threading.RLock()
         self.hand = Hand()
@@ -203,9 +205,14 @@ class Recorder:
         """Record the fingerprint of a weight, if it is contiguous in the host's memory."""
         tensor, _ = self._placements.local(tensor)
         where = memory(tensor) if on_host(tensor) and not tensor.is_nested else None
-        if where is not None:
-            kind = f"{dtype_name(tensor)} {geometry.shape_text(tensor)}"
-            self.add_scalars(call, "weight", [(slot, kind, fingerprint(view(tensor, where)))])
+        if where is None:
+            return
+        with self._lock:
+            seen = self.devices.eye.look(tensor) if self._gives_weights else None
+        content = None if seen is None else native.Content(*seen.content())
+        found = fingerprint(view(tensor, where)) if content is None else content.fingerprint
+        kind = f"{dtype_name(tensor)} {geometry.shape_text(tensor)}"
+        self.add_scalars(call, "weight", [(slot, kind, found)])
 
     def record_call(self, call: RecordedCall) -> None:
         """Record that a call began, with its execution id. Call it in execution order."""
