@@ -16,7 +16,14 @@ from torch import nn
 
 import llmdebug_nb as ld
 from llmdebug_nb.core import places
-from llmdebug_nb.core.masking import _SHAPES, MASK, masked
+from llmdebug_nb.core.masking import (
+    _SHAPES,
+    _TEXTS,
+    MASK,
+    _replacement,
+    _without_secrets,
+    masked,
+)
 from llmdebug_nb.core.places import found, line_at, scrubbed, shown
 from llmdebug_nb.store import reader
 from recordings import record_linear
@@ -62,6 +69,20 @@ def test_a_token_is_masked_by_its_shape_wherever_it_stands(secret, before, after
 )
 def test_what_stays_of_a_text_still_tells_what_it_was(text, left):
     assert masked(text) == left
+
+
+PIECES = [
+    *SECRETS.values(), "Bearer", "abc123.def-456", "https://bob:", "hunter2@", "api_key",
+    "PASSWORD", "='", "= \"", "one two", "--auth-token 1x2y3zz", "://", "-----BEGIN", "eyJ",
+    "ſecret", "İ", "'", ":",
+    "\n", "\n\n", " ", "x", "x" * 300, "word " * 30, "\n" * 9, "begin", "Secret_Token", "-",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12), st.sampled_from(["", " ", "\n"]))
+def test_what_is_masked_near_hints_is_what_is_masked_in_all_of_a_text(pieces, between):
+    text = between.join(pieces)
+    assert _without_secrets(text) == re.sub(_TEXTS, _replacement, text)
 
 
 @pytest.mark.parametrize(

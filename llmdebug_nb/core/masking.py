@@ -65,9 +65,15 @@ _TEXTS = "|".join([
         *(f"(?P<before{n}>{words}){rest}" for n, (words, rest) in enumerate(_BEFORE.values())),
         *_SHAPES.values(),
     ])  # fmt: skip
-_HINT = re.compile(
-    r"hf_|sk-|gh[pousr]_|_pat_|gl(?:pat|dt|rt|cbt|ptt)-|A[KSBC][IC]A|AIza|xox|eyJ|BEGIN|://"
-    rf"|(?i:bearer|{_SURE})"
+# each secret has one of these in it, on the line that it begins on
+_BLOCK = "-----begin"  # of any length
+_HINTS = (
+    r"hf_|sk-|gh[pousr]_|_pat_|gl(?:pat|dt|rt|cbt|ptt)-|a[ksbc][ic]a|aiza|xox|eyj|://"
+    rf"|{_BLOCK}|bearer|{_SURE}"
+)
+_HINT, _LOWER_HINT = re.compile(_HINTS, re.IGNORECASE), re.compile(_HINTS)
+_REACH = (
+    1000  # characters: behind a hint, the parts of a secret that may be on other lines have less
 )
 # names of arguments and attributes whose texts are secrets. LLM code has many with `key` and
 # `token`: their values are numbers and tensors, which are never masked
@@ -93,9 +99,35 @@ def masked(text: str, name: str = "") -> str:
         if not _NO_SECRET.fullmatch(text):
             return MASK
         return text
-    if _HINT.search(text):
-        text = re.sub(_TEXTS, _replacement, text)
-    return scrubbed(text)
+    return scrubbed(_without_secrets(text))
+
+
+def _without_secrets(text: str) -> str:
+    """Mask what has the shape of a secret. Only where there are hints it is looked for."""
+    parts: list[str] = []
+    done = 0
+    for start, end in _stretches(text):
+        parts += text[done:start], re.sub(_TEXTS, _replacement, text[start:end])
+        done = end
+    return "".join(parts) + text[done:]
+
+
+def _stretches(text: str) -> list[tuple[int, int]]:
+    """Return where secrets may be: whole lines, from one with a hint on as far as they may go."""
+    # to fold the case of each character takes three times as long; others may get longer
+    hints = _LOWER_HINT.finditer(text.lower()) if text.isascii() else _HINT.finditer(text)
+    found: list[tuple[int, int]] = []
+    for hint in hints:
+        last = found[-1][1] if found else 0
+        is_block = hint.group().lower() == _BLOCK
+        reach = len(text) if is_block else min(hint.end() + _REACH, len(text))
+        if found and reach <= last:
+            continue
+        is_apart = not found or hint.start() > last
+        start = text.rfind("\n", last, hint.start()) + 1 if is_apart else found.pop()[0]
+        end = text.find("\n", reach)
+        found.append((start, len(text) if end < 0 else end))
+    return found
 
 
 def _replacement(found: re.Match[str]) -> str:
