@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import llmdebug_nb as ld
 from llmdebug_nb.capture import known_weights
 from llmdebug_nb.capture.geometry import shape_text
+from llmdebug_nb.capture.hooks.modules import Root
 from llmdebug_nb.capture.tape import native
 from llmdebug_nb.core.kernels import native as kernel
 from llmdebug_nb.core.kernels import overflow
@@ -187,24 +189,34 @@ def test_what_looks_at_a_weight_tells_the_others_unless_it_may_have_changed():
 
 
 @needs_tape
+def test_a_large_weight_is_measured_also_where_a_tape_gave_its_memory_back():
+    whole = [torch.ones(3 << 9, 1 << 9) * number for number in range(2)]
+    eye = _eye(*whole)
+    for each in whole:
+        assert eye.look(each.t()) is not None
+        eye.forget()
+
+
+def test_a_root_has_the_weights_of_the_modules_that_it_has_now():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    root = Root(model, "", hooks_inside=True)
+    assert [*map(id, root.weights())] == [*map(id, model.parameters())]
+    model.append(torch.nn.Sequential(torch.nn.Linear(4, 3, bias=False)))
+    assert [*map(id, root.weights())] == [*map(id, model.parameters())]
+    model[1][0] = torch.nn.Linear(4, 3)
+    assert [*map(id, root.weights())] == [*map(id, model.parameters())]
+    gone = weakref.ref(model[0].weight)
+    model[0].weight = torch.nn.Parameter(torch.ones(4, 4))
+    assert gone() is None
+    assert [*map(id, root.weights())] == [*map(id, model.parameters())]
+
+
+@needs_tape
 @pytest.mark.parametrize("given", [(), ({},), ({}, []), ({}, {})], ids=str)
 def test_an_eye_learns_of_weights_once(given):
     eye = _eye()
     with pytest.raises(ValueError, match="weigh once, with two dictionaries"):
         eye.weigh(*given)
-
-
-def test_weights_are_noted_again_only_if_one_is_another_or_lies_elsewhere():
-    known = known_weights.KnownWeights()
-    weights = [torch.ones(2), torch.ones(3)]
-    assert not known.are_added(weights)
-    assert known.are_added([*weights])
-    weights[0].data = torch.ones(2)
-    assert not known.are_added([*weights])
-    assert known.are_added([*weights])
-    assert not known.are_added([weights[0], torch.ones(3)])
-    assert not known.are_added(weights[:1])
-    assert not known.are_added([*weights, torch.ones(1)])
 
 
 @needs_tape

@@ -52,6 +52,7 @@ class Indexed(torch.nn.Module):
         parts = [
             x[..., :2], x[..., None, 1:], x[:, None], x[1], x[..., 0:4:2], x[(slice(0, 2), [0, 1])],
             x[at:], x[:, at], x[np.int64(1) :], x[[0, 2]], x[x > 0], x[()],
+            y.view(y.shape), y.reshape(y.size()),
             y[slice(None, at)], y.view(sizes), y.view((3, (4))), y.expand(*[2, -1, -1]),
         ]  # fmt: skip
         return sum(part.sum() + (part * 2).sum() for part in parts)
@@ -146,15 +147,8 @@ class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
         parts = [
-            Views(),
-            Indexed(),
-            Odd(),
-            Weighted(),
-            Replaced(),
-            Differentiated(),
-            Executed(),
-            Lazy(),
-        ]
+            Views(), Odd(), Weighted(), Replaced(), Differentiated(), Executed(), Indexed(), Lazy(),
+        ]  # fmt: skip
         self.layers = torch.nn.ModuleList(parts)
 
     def forward(self, x):
@@ -248,6 +242,41 @@ def test_functions_that_copy_instead_of_making_a_view_are_noted(tmp_path, monkey
     )
     names = ("Tensor.to", "Tensor.contiguous", "Tensor.__getitem__")
     assert all(noted[name] >= 6 for name in names)  # each call stack goes the long way once
+
+
+class _Reserved(torch.Tensor):
+    """Knows two functions, and no other one."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func not in (torch.Tensor.to, torch.Tensor.reshape):
+            return NotImplemented
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def test_what_looks_for_views_asks_no_tensor_of_a_class_of_its_own(tmp_path):
+    class Careful(torch.nn.Module):
+        def forward(self, x):
+            x.to(torch.float64).reshape(-1)
+            torch.nn.UninitializedParameter().to(torch.float64)
+            return torch.ones(2)
+
+    model = torch.nn.Sequential(Careful())
+    with ld.dump(model, name="run", path=tmp_path, mode="module+api", stats_only=True) as run:
+        model(torch.ones(4).as_subclass(_Reserved))
+    assert len(run.to_pandas())
+
+
+def test_sizes_of_a_tensor_are_noted_as_arguments(tmp_path, monkeypatch):
+    class Sized(torch.nn.Module):
+        def forward(self, x):
+            for _ in range(9):
+                x = x.view(-1).view(x.shape)
+            return x + 1
+
+    events = played(monkeypatch)
+    recorded(tmp_path, "run", torch.nn.Sequential(Sized()), mode="api")
+    assert sum(len(event) == 4 and event[2] == ((3, 4),) for event in events) > 20
 
 
 class _Seen(TorchFunctionMode):

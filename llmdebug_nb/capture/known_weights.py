@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-
 import numpy as np
 import torch
 
@@ -26,28 +24,21 @@ class KnownWeights:
         self.storages: dict[int, object] = {}
         self._measured: dict[bytes, bytes] = {}  # what C keeps of them
         self._rows: dict[Key, tuple[bytes, Row]] = {}  # with a sample of the weight
-        self._added: tuple[list[torch.Tensor], list[int]] = [], []  # last, and their addresses
 
     def share(self, eye: Eye) -> None:
         """Let what looks at tensors recognise these weights, together with others that do."""
         eye.weigh(self.storages, self._measured)
 
-    def are_added(self, weights: list[torch.Tensor]) -> bool:
-        """Tell whether the same weights, still in the same places, were asked about last."""
-        try:
-            addresses = [weight.data_ptr() for weight in weights]
-        except (RuntimeError, NotImplementedError):  # one has none
-            return False
-        last, at = self._added
-        same = len(last) == len(weights) and all(map(operator.is_, last, weights))
-        self._added = weights, addresses
-        return same and addresses == at
-
     def add(self, weight: torch.Tensor) -> None:
-        """Add a weight, unless it lies on a device."""
-        storage = pytorch.storage_of(weight) if on_host(weight) else None
-        if storage is not None:
-            self.storages.setdefault(storage.cdata, storage)
+        """Add a weight, unless it lies on a device. Costs little if it is there already."""
+        try:
+            if not on_host(weight):
+                return
+            number = pytorch.storage_number(weight.untyped_storage())
+        except (RuntimeError, NotImplementedError, AttributeError):  # it has none: it is sparse
+            return
+        if number not in self.storages:
+            self.storages[number] = pytorch.storage_of(weight)
 
     def has(self, place: int | None, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor in the storage of that number is large, and a part of a weight."""

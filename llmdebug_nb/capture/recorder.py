@@ -208,7 +208,7 @@ class Recorder:
         if where is None:
             return
         with self._lock:
-            seen = self.devices.eye.look(tensor) if self._gives_weights else None
+            seen = self.devices.eye.look(tensor, False, True) if self._gives_weights else None
         content = None if seen is None else native.Content(*seen.content())
         found = fingerprint(view(tensor, where)) if content is None else content.fingerprint
         kind = f"{dtype_name(tensor)} {geometry.shape_text(tensor)}"
@@ -232,11 +232,9 @@ class Recorder:
         with self._lock:
             self._chains.add(view, base, result)
 
-    def add_weights(self, weights: list[torch.Tensor]) -> None:
+    def add_weights(self, weights: Iterable[torch.Tensor]) -> None:
         """Note the weights of a model, which are read again only if they seem to have changed."""
         with self._lock:
-            if self.weights.are_added(weights):
-                return
             for weight in weights:
                 self.weights.add(self._placements.local(weight)[0])
 

@@ -101,6 +101,11 @@ def parameters_of(module: torch.nn.Module) -> Iterable[torch.Tensor | None]:
     return module._parameters.values()
 
 
+def children_of(module: torch.nn.Module) -> Iterable[torch.nn.Module | None]:
+    """Return the modules directly in a module; `children()` leaves out those that come twice."""
+    return module._modules.values()
+
+
 def offloaded_tensors(module: torch.nn.Module) -> Mapping[str, torch.Tensor]:
     """Return the tensors of a module that `accelerate` keeps elsewhere; else nothing."""
     return getattr(getattr(module, "_hf_hook", None), "weights_map", None) or {}

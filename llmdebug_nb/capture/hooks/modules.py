@@ -125,6 +125,8 @@ class Root:
         self.module, self.path, self._hooks_inside = module, path, hooks_inside
         self.modules: list[HookedModule] = []
         self._recording: set[int] = set()  # threads that record it
+        self._all: list[nn.Module] = [module]  # of which `weights` are, with their children
+        self._children: list[nn.Module | None] = []
         self._lock = threading.RLock()
 
     @property
@@ -132,8 +134,14 @@ class Root:
         return self.modules[0]
 
     def weights(self) -> list[torch.Tensor]:
-        """Return the parameters of all its modules, as they are now."""
-        owned = (pytorch.parameters_of(each.module) for each in self.modules)
+        """Return the parameters of all modules that it has now, as they are now.
+
+        `nn.Module.parameters` walks over the modules: ten times as long.
+        """
+        if self._children != [part for each in self._all for part in pytorch.children_of(each)]:
+            self._all = [*self.module.modules()]
+            self._children = [part for each in self._all for part in pytorch.children_of(each)]
+        owned = (pytorch.parameters_of(each) for each in self._all)
         return [weight for weights in owned for weight in weights if weight is not None]
 
     def hook_inside(self, recording: bool, selection_may_change: bool = False) -> None:

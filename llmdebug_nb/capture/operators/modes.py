@@ -77,14 +77,14 @@ class ApiMode(TorchFunctionMode):
             return func(*args, **kwargs)
         if operator.rearranges:
             result = func(*args, **kwargs)
-            if listener.substitution is None or views_in(args, kwargs, result) is not None:
+            if listener.substitution is None or _views(args, kwargs, result) is not None:
                 listener.guarded(self._note, operator, args, kwargs, result)
                 return result
         return _run_recorded(listener, operator, "api", func, args, kwargs)
 
     def _note(self, operator: Operator, args: Args, kwargs: Kwargs, result: object) -> None:
         """Note views, or record an operator that copied instead: it left its inputs alone."""
-        views = views_in(args, kwargs, result)
+        views = _views(args, kwargs, result)
         if views is not None:
             self._listener.note_views(operator, args, kwargs, views)
             return
@@ -154,7 +154,7 @@ class AtenMode(torch_modes.TorchDispatchMode):
             listener.guarded(listener.note_read, args[0])
 
     def _note(self, operator: Operator, args: Args, kwargs: Kwargs, result: object) -> None:
-        self._listener.note_views(operator, args, kwargs, views_in(args, kwargs, result) or ())
+        self._listener.note_views(operator, args, kwargs, _views(args, kwargs, result) or ())
 
 
 class CheckMode(torch_modes.Untraced, AtenMode):  # type: ignore[no-untyped-call]
@@ -250,7 +250,7 @@ def written(func: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
     }
 
 
-def views_in(args: Args, kwargs: Kwargs, result: object) -> list[Viewed] | None:
+def _views(args: Args, kwargs: Kwargs, result: object) -> list[Viewed] | None:
     """Return what each result is a view of; None if one of them is none."""
     first = args[0] if args else None
     if (

@@ -16,7 +16,6 @@ from llmdebug_nb.capture.operators.modes import (
     AtenMode,
     Kwargs,
     OperatorListener,
-    views_in,
     written,
 )
 from llmdebug_nb.capture.tape import native, torch_observer
@@ -74,10 +73,11 @@ class NotingApiMode(ApiMode):
             return super().__torch_function__(func, types, args, kwargs)
         result = func(*args, **kwargs)
         tape = self._tape
-        if tape.note_views(operator, args, kwargs, result):
+        noted = tape.note_views(operator, args, kwargs, result)
+        if noted:
             return result
-        copied = operator.wanted and views_in(args, kwargs, result) is None
-        if copied and tape.begin_function(operator, args, kwargs):  # its inputs are as they were
+        copied = noted is None and operator.wanted
+        if copied and tape.begin_function(operator, args, kwargs):  # its input is as it was
             self._end(func, args, kwargs, result)
         else:
             listener.guarded(self._note, operator, args, kwargs, result)

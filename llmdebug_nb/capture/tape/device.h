@@ -212,6 +212,7 @@ static PyObject *tape_forget(PyObject *object, PyObject *unused)
     (void)unused;
     if (((Tape *)object)->placed)
         PyDict_Clear(((Tape *)object)->placed);
+    give_back_scratch((Tape *)object);
     Py_RETURN_NONE;
 }
 

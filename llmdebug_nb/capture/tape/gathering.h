@@ -134,6 +134,15 @@ static unsigned char *scratch(Tape *tape, int64_t nbytes)
     return tape->scratch;
 }
 
+/* Give back what is larger than usual: of a weight, which is measured once. */
+static void give_back_scratch(Tape *tape)
+{
+    if (tape->room <= MOST_SCRATCH || tape->packing)
+        return;
+    PyMem_Free(tape->scratch);
+    tape->scratch = NULL, tape->room = 0;
+}
+
 /* Return where elements lie packed: where they are, or a copy in the scratch memory; NULL if there is no room. */
 static unsigned char *packed_data(Tape *tape, unsigned char *data, const Tensor *t, int packed, int64_t nbytes)
 {
@@ -148,15 +157,17 @@ static unsigned char *packed_data(Tape *tape, unsigned char *data, const Tensor 
 static int measure_in_strips(Tape *tape, Seen *seen, const unsigned char *data, const Tensor *t)
 {
     const int64_t item = t->dtype.bits / 8, row = t->shape[t->ndim - 1] * item, lines = STRIP / (row * LINE / item);
-    const int64_t height = (lines > 1 ? lines : 1) * LINE / item;
-    const int64_t room = SUM_BLOCK * item + (row * height > STRIP ? row * height : STRIP);
-    unsigned char *elements = scratch(tape, room);
-    if (!elements)
-        return REFUSED;
+    const int64_t height = (lines > 1 ? lines : 1) * LINE / item, columns = t->ndim > 1 && t->strides[t->ndim - 2] == 1;
+    const int64_t room = SUM_BLOCK * item + (columns && row * height > STRIP ? row * height : STRIP);
     PyObject *digester = PyObject_CallNoArgs(tape->digester);
+    unsigned char *elements = digester ? scratch(tape, room) : NULL;
     Strips strips = {t, elements, item, seen->kind == BOOLS ? UINT8 : seen->kind, height, 0, room, digester, {0}};
+    if (!elements) {
+        Py_XDECREF(digester);
+        return digester ? REFUSED : FAILED;
+    }
     tape->packing = 1;
-    int done = digester ? gather(&strips, data, 0) : FAILED;
+    int done = gather(&strips, data, 0);
     done = done == DONE ? pour(&strips, 1) : done;
     tape->packing = 0;
     PyObject *digest = done == DONE ? PyObject_CallMethodObjArgs(digester, intdigest_name, NULL) : NULL;

@@ -209,7 +209,8 @@ class Tape(Eye, Protocol[T]):
     ``open``, ``shut``: for the running thread. ``take``: the events, which leave the tape.
     ``watch``: what the gates of operators know; see `OperatorTape`. Only then:
     ``begin_function``, ``end_function``, ``note_views``: note a function, its end (with a tuple of
-    its result, None if it raised), and a function that makes views; False: nothing was noted.
+    its result, None if it raised), and a function that makes views; False: nothing was noted. None:
+    its result is a copy of its only tensor, no view.
     ``devices``: how to measure tensors on CUDA devices; see `devices.Means`.
     ``keep``: keep values of tensors on the CPU; ``play()`` records what is on the tape, and is
     called as soon as there are some that ``contents`` lacks. It may raise for the program.
@@ -235,7 +236,7 @@ class Tape(Eye, Protocol[T]):
     def note_views(
         self, operator: Operator, args: tuple[object, ...], kwargs: Mapping[str, object],
         result: object, /,
-    ) -> bool: ...  # fmt: skip
+    ) -> bool | None: ...  # fmt: skip
     def devices(
         self, launch: int, new_page: Callable[[int], object],
         new_kernel: Callable[[int, str, bool, bool], object], stream: Callable[[int], object],

@@ -154,7 +154,7 @@ static int append_arguments(Tape *tape, PyObject *list, PyObject *args, PyObject
     return done;
 }
 
-/* Note the views in a result: pairs of a tensor and a view of it, each told by its place. */
+/* Note the views in a result: pairs of a tensor and a view of it, each told by its place. COPIED: it is one, and none. */
 static int append_views(Tape *tape, PyObject *list, PyObject *base, PyObject *result)
 {
     const int is_list = PyList_Check(result) || PyTuple_Check(result);
@@ -168,8 +168,9 @@ static int append_views(Tape *tape, PyObject *list, PyObject *base, PyObject *re
             done = look(tape, from, base, 0, 0);
         if (done == DONE)
             done = look(tape, to, view, 1, 0);
-        if (done == DONE && PyObject_RichCompareBool(from->storage, to->storage, Py_EQ) != 1)
-            done = REFUSED;
+        const int same = done == DONE ? PyObject_RichCompareBool(from->storage, to->storage, Py_EQ) : 1;
+        if (same != 1)
+            done = same ? FAILED : is_list ? REFUSED : COPIED;
         if (done == DONE)
             done = append(list, (PyObject *)from, (Py_INCREF(to), (PyObject *)to));
         Py_XDECREF(from);
@@ -198,9 +199,9 @@ static PyObject *plain_arguments(Tape *tape, PyObject *args, int depth);
 /* Return an argument as nobody can change it later: plain, `...`, a slice, or a tuple of such; NULL if it is another. */
 static PyObject *plain_argument(Tape *tape, PyObject *value, int depth)
 {
-    if (depth < DEPTH && PyTuple_CheckExact(value))
+    if (depth < DEPTH && PyTuple_Check(value))
         return plain_arguments(tape, value, depth + 1);
-    if (depth < DEPTH && PyList_CheckExact(value)) {
+    if (depth < DEPTH && PyList_Check(value)) {
         PyObject *copy = PyList_AsTuple(value), *tuple = copy ? plain_arguments(tape, copy, depth + 1) : NULL;
         Py_XDECREF(copy);
         return tuple;
@@ -415,6 +416,14 @@ static PyObject *tape_end_function(PyObject *object, PyObject *results)
     return PyErr_Occurred() ? NULL : PyBool_FromLong(done == DONE);
 }
 
+static int takes_one_tensor(Tape *tape, PyObject *args)
+{
+    int count = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(args); i++)
+        count += is_tensor(tape, PyTuple_GetItem(args, i));
+    return count == 1;
+}
+
 /* note_views(operator, args, kwargs, result): note the views that a function has made. */
 static PyObject *tape_note_views(PyObject *object, PyObject *const *given, Py_ssize_t count)
 {
@@ -437,7 +446,7 @@ static PyObject *tape_note_views(PyObject *object, PyObject *const *given, Py_ss
     Py_XDECREF(plain);
     Py_XDECREF(views);
     forget_error();
-    return PyBool_FromLong(done == DONE);
+    return done == COPIED && takes_one_tensor(tape, given[1]) ? nothing() : PyBool_FromLong(done == DONE);
 }
 
 /* __torch_dispatch__(func, types, args, kwargs) */

@@ -20,7 +20,7 @@
 #endif
 
 enum { VERSION = 11 /* as in native.py */ };
-enum { REFUSED = 0, DONE = 1, FAILED = -1 };
+enum { REFUSED = 0, DONE = 1, COPIED = 2, FAILED = -1 };
 enum { READ = 0x100 /* PyBUF_READ, which 3.10's stable headers lack */ };
 enum { SCRATCH = 64 << 10, LARGE = 4 << 10, MANY = 1 << 21 /* as in native.py of the kernels */, KNOWN = 1 << 10, DEPTH = 8, SLOTS = 16, MOST = 4096 };
 enum { LONGEST_SHAPE = MOST_DIMS * 22 + 2 };
@@ -464,7 +464,7 @@ static int look_at(Tape *tape, Seen *seen, PyObject *tensor, const Facts *facts,
     else if (done == DONE) {
         const int in_strips = large && !packed && !tape->contents && nbytes > STRIP;
         elements = in_strips ? NULL : packed_data(tape, data, t, (int)packed, nbytes);
-        tape->packing |= elements == tape->scratch;
+        tape->packing |= elements && elements == tape->scratch;
         done = in_strips  ? measure_in_strips(tape, seen, data, t)
                : elements ? measure(tape, seen, elements, nbytes)
                           : REFUSED;
@@ -480,7 +480,7 @@ static int look_at(Tape *tape, Seen *seen, PyObject *tensor, const Facts *facts,
     Py_XDECREF(key);
     if (done == DONE && tape->contents)
         done = take_values(tape, seen, packed ? data : elements, nbytes);
-    if (elements == tape->scratch)
+    if (elements && elements == tape->scratch)
         tape->packing = 0;
     return done;
 }
@@ -802,10 +802,7 @@ static PyObject *tape_shut(PyObject *object, PyObject *unused)
     tape->owner = 0;
     if (tape->placed)
         PyDict_Clear(tape->placed); /* the numbers of storages are given back */
-    if (tape->room > MOST_SCRATCH) { /* of a weight, which is packed once */
-        PyMem_Free(tape->scratch);
-        tape->scratch = NULL, tape->room = 0;
-    }
+    give_back_scratch(tape);
     Py_RETURN_NONE;
 }
 
