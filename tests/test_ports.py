@@ -61,7 +61,8 @@ def test_every_bug_changes_the_logits(port: Port) -> None:
     golden = port.golden()
     logits = port.mine(golden)()
     unseen = {bug.name: difference(logits, port.mine(golden, bug)()) for bug in port.bugs}
-    assert {name: error for name, error in unseen.items() if not error > 1e-3} == {}
+    least = min(1e-3, 10 * port.error)  # of a right port, unless it is quantised
+    assert {name: error for name, error in unseen.items() if not error > least} == {}
 
 
 @pytest.mark.slow
@@ -199,6 +200,15 @@ def test_a_wrong_weight_is_found_in_a_port() -> None:
     right, bug = score.score(group)
     assert right.right
     assert bug.grade == "exact"
+
+
+@pytest.mark.slow
+def test_a_norm_that_is_left_out_before_a_fused_projection_of_a_table_is_named() -> None:
+    bugs = ("correct", "distances_not_normed")
+    right, bug = score.score(score.Group("disentangled", "functions", "fp32", "ordinary", 0, bugs))
+    assert right.right
+    assert bug.grade == "exact"
+    assert "only golden calls Functional.layer_norm" in bug.blamed[0]
 
 
 def test_the_listing_of_a_bug_marks_its_line_beside_goldens(tmp_path: Path) -> None:

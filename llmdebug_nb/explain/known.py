@@ -79,12 +79,14 @@ class Known:
     def is_given(self, result: torch.Tensor, whole: bool) -> bool:
         """Tell whether a result is computed here. Indices and flags are equal by chance.
 
-        ``whole``: as a whole, and not as elements in another order, or a part.
+        ``whole``: as a whole, and not as elements in another order, as a part, or in parts.
         """
-        return result.is_floating_point() and (
-            self._steps.have(result, self._limit)
-            or (not whole and self._results.hold(result, self._limit))
-        )
+        if not result.is_floating_point():
+            return False
+        if self._steps.have(result, self._limit):
+            return True
+        results = self._results
+        return not whole and any(f(result, self._limit) for f in (results.hold, results.cover))
 
     def _is_found(self, call: FlowCall, among: Callable[[torch.Tensor, float], bool]) -> bool:
         try:

@@ -56,7 +56,9 @@ class Rewritten:
             return self._by_entries(golden, mine) or Region(
                 region.row, golden, mine, region.entries
             )
-        found = self._other_weight(suspects[0]) or self._given_another(golden, suspects[0])
+        found = self._given_another_table() or self._other_weight(suspects[0])
+        if found is None:
+            found = self._given_another(golden, suspects[0], self._data[0], self._known)
         if found is None and suspects[0] is mine[0]:
             found = self._by_entries(golden, suspects[:1])
         if found is None:
@@ -176,21 +178,47 @@ class Rewritten:
     def _knows(self, calls: list[FlowCall], side: int) -> Known:
         return Known(calls, side, self._flows, self._runs, self._limit)
 
-    def _given_another(self, golden: list[FlowCall], call: FlowCall) -> Region | None:
+    def _given_another_table(self) -> Region | None:
+        """Return a smaller region if one of mine's calls that use no data takes another tensor.
+
+        So does a projection of a table whose norm was left out. It combines that with another
+        tensor, such as a weight: what is made of one alone may have another form here.
+        """
+        theirs, ours = (
+            [call for call in calls if call not in data]
+            for calls, data in zip((self._golden, self._mine), self._data, strict=True)
+        )
+        known = self._knows(theirs, 0)
+        for call in [c for c in ours if len(_numbers(c.inputs)) > 1][: constants.REGION_SUSPECTS]:
+            if known.exactly(call) or known.apart(call, self._mine):
+                continue
+            found = self._given_another(theirs, call, theirs, known)
+            if found is not None:
+                last = found.golden[-1]
+                leading = self._flows[0].makers(last.outputs[0], after=-1)
+                found.golden = [c for c in found.golden if c in leading or c is last]
+                return found
+        return None
+
+    def _given_another(
+        self, golden: list[FlowCall], call: FlowCall, calls: Sequence[FlowCall], known: Known
+    ) -> Region | None:
         """Return a smaller region if a call gives a step once it takes another tensor.
 
-        ``golden``: its calls that give what mine does not know. A call that only moves elements
-        gives those of any tensor that it takes.
+        ``golden``: its calls that give what mine does not know. ``calls``: those that may give or
+        take the other tensor; ``known``: what they compute. A call that only moves elements gives
+        those of any tensor that it takes.
         """
-        if self._known.moves(call):
+        if known.moves(call):
             return None
-        calls = (self._data[0] or self._golden)[: constants.REGION_SUSPECTS]
+        calls = (calls or self._golden)[: constants.REGION_SUSPECTS]
         made = {r.id: c for c in self._golden for r in c.outputs}
         others = [r for c in calls for r in (*c.inputs, *c.outputs) if is_telling(r)]
-        taken = [r for r in call.inputs if is_telling(r) and is_floating(r.summary.dtype)]
-        for record in taken:
+        for record in _numbers(call.inputs):
             for other in others:
-                if self._exchange.same(other, record) or not self._mends(call, record, other):
+                if self._exchange.same(other, record) or not self._mends(
+                    call, record, other, known
+                ):
                     continue
                 region = self._region
                 if other.id not in made:
@@ -228,13 +256,13 @@ class Rewritten:
         made = base.producer is not None or flow.maker(record) is not None
         return of_numbers and not made and flow.call(base).is_operator
 
-    def _mends(self, call: FlowCall, record: Record, other: Record) -> bool:
+    def _mends(self, call: FlowCall, record: Record, other: Record, known: Known) -> bool:
         """Tell whether a call of mine gives what golden computes once it takes golden's tensor."""
         try:
             result = self._exchange.on_golden(call, record, other)
         except CannotReplay:
             return False
-        return self._known.is_given(result, not self._exchange.is_entry(record, 1))
+        return known.is_given(result, not self._exchange.is_entry(record, 1))
 
     def _by_entries(self, *suspects: list[FlowCall]) -> Region | None:
         """Return a smaller region if one side takes a tensor that the other does not take.
@@ -296,3 +324,8 @@ class Rewritten:
             if exchange.same(flows[0].base(golden), flows[1].base(mine)):
                 return True
         return False
+
+
+def _numbers(records: Sequence[Record]) -> list[Record]:
+    """Return those that hold numbers of a float, not one alone."""
+    return [r for r in records if is_telling(r) and is_floating(r.summary.dtype)]
