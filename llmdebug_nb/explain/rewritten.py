@@ -184,10 +184,7 @@ class Rewritten:
         So does a projection of a table whose norm was left out. It combines that with another
         tensor, such as a weight: what is made of one alone may have another form here.
         """
-        theirs, ours = (
-            [call for call in calls if call not in data]
-            for calls, data in zip((self._golden, self._mine), self._data, strict=True)
-        )
+        theirs, ours = map(_using_none, (self._golden, self._mine), self._data)
         known = self._knows(theirs, 0)
         for call in [c for c in ours if len(_numbers(c.inputs)) > 1][: constants.REGION_SUSPECTS]:
             if known.exactly(call) or known.apart(call, self._mine):
@@ -324,6 +321,12 @@ class Rewritten:
             if exchange.same(flows[0].base(golden), flows[1].base(mine)):
                 return True
         return False
+
+
+def _using_none(calls: list[FlowCall], data: list[FlowCall]) -> list[FlowCall]:
+    """Return the calls that use no data. ``data``: the first that do; later ones may."""
+    is_cut = len(data) == constants.REGION_CALLS
+    return [c for c in calls if c not in data and not (is_cut and c.start > data[-1].start)]
 
 
 def _numbers(records: Sequence[Record]) -> list[Record]:
