@@ -72,9 +72,8 @@ _HINTS = (
     rf"|{_BLOCK}|bearer|{_SURE}"
 )
 _HINT, _LOWER_HINT = re.compile(_HINTS, re.IGNORECASE), re.compile(_HINTS)
-_REACH = (
-    1000  # characters: behind a hint, the parts of a secret that may be on other lines have less
-)
+# characters: what may be on other lines of a secret than its hint has less, by the patterns above
+_REACH = 1000
 # names of arguments and attributes whose texts are secrets. LLM code has many with `key` and
 # `token`: their values are numbers and tensors, which are never masked
 _SECRET_NAME = re.compile(

@@ -190,10 +190,11 @@ class Rewritten:
             if known.exactly(call) or known.apart(call, self._mine):
                 continue
             found = self._given_another(theirs, call, theirs, known)
-            if found is not None:
+            if found is not None and found.taken is None:
                 last = found.golden[-1]
                 leading = self._flows[0].makers(last.outputs[0], after=-1)
                 found.golden = [c for c in found.golden if c in leading or c is last]
+            if found is not None:
                 return found
         return None
 
