@@ -46,7 +46,8 @@ class Bug:
     as exact as the line. ``also``: other texts of the changed source (each once in it; of
     ``a ... b`` the first b after a), whose lines are right too: the first operator that takes the
     wrong value where the changed line gives views and names alone. ``early``: the changed line runs
-    before the recording, so that the modules are the answer.
+    before the recording, so that the modules are the answer. ``least``: by how much it changes the
+    logits at least, as a relative L2 error.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Bug:
     golden: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     early: bool = False
+    least: float = 1e-3
 
     @property
     def in_code(self) -> bool:

@@ -44,9 +44,9 @@ static inline void add(Part *part, double **sums, double sum, double squares)
         BITS least = (BITS)-1, most = 0;                                                                           \
         SIGNED top = -(SIGNED)magnitudes - 1;                                                                      \
         int64_t nan = 0, inf = 0, zero = 0;                                                                        \
-        for (int64_t start = 0; start < count; start += SUM_BLOCK) {                                                   \
+        for (int64_t start = 0; start < count; start += SUM_BLOCK) {                                               \
             const unsigned char *block = data + start * (int64_t)sizeof(WORD);                                     \
-            const int size = count - start < SUM_BLOCK ? (int)(count - start) : SUM_BLOCK;                                 \
+            const int size = count - start < SUM_BLOCK ? (int)(count - start) : SUM_BLOCK;                         \
             double block_sum = 0, block_squares = 0;                                                               \
             SIGNED block_nan = 0, block_inf = 0, block_zero = 0;                                                   \
             _Pragma("omp simd reduction(min: least) reduction(max: most, top)                                      \
@@ -90,9 +90,9 @@ static inline void add(Part *part, double **sums, double sum, double squares)
         memcpy(&low, data, sizeof low);                                                                            \
         high = low;                                                                                                \
         int64_t zero = 0;                                                                                          \
-        for (int64_t start = 0; start < count; start += SUM_BLOCK) {                                                   \
+        for (int64_t start = 0; start < count; start += SUM_BLOCK) {                                               \
             const unsigned char *block = data + start * (int64_t)sizeof(TYPE);                                     \
-            const int size = count - start < SUM_BLOCK ? (int)(count - start) : SUM_BLOCK;                                 \
+            const int size = count - start < SUM_BLOCK ? (int)(count - start) : SUM_BLOCK;                         \
             double block_sum = 0, block_squares = 0;                                                               \
             int block_zero = 0;                                                                                    \
             _Pragma("omp simd reduction(min: low) reduction(max: high)                                             \
