@@ -153,23 +153,35 @@ static unsigned char *packed_data(Tape *tape, unsigned char *data, const Tensor 
     return elements;
 }
 
-/* Measure elements that do not lie packed, as `measure` does, without a copy of all. */
-static int measure_in_strips(Tape *tape, Seen *seen, const unsigned char *data, const Tensor *t)
+/* Take in elements that lie packed: each is read from memory once. */
+static int take_in(Strips *strips, unsigned char *data, int64_t nbytes)
+{
+    int done = DONE;
+    for (int64_t at = 0; at < nbytes && done == DONE; at += STRIP) { /* whole blocks of the summary */
+        strips->elements = data + at;
+        strips->filled = nbytes - at < STRIP ? nbytes - at : STRIP;
+        done = pour(strips, 1);
+    }
+    return done;
+}
+
+/* Measure many elements, as `measure` does: each is read from memory once, and those that do not lie packed are not all copied. */
+static int measure_in_strips(Tape *tape, Seen *seen, unsigned char *data, const Tensor *t, int packed, int64_t nbytes)
 {
     const int64_t item = t->dtype.bits / 8, row = t->shape[t->ndim - 1] * item, lines = STRIP / (row * LINE / item);
     const int64_t height = (lines > 1 ? lines : 1) * LINE / item, columns = t->ndim > 1 && t->strides[t->ndim - 2] == 1;
     const int64_t room = SUM_BLOCK * item + (columns && row * height > STRIP ? row * height : STRIP);
     PyObject *digester = PyObject_CallNoArgs(tape->digester);
-    unsigned char *elements = digester ? scratch(tape, room) : NULL;
+    unsigned char *elements = packed ? data : digester ? scratch(tape, room) : NULL;
     Strips strips = {t, elements, item, seen->kind == BOOLS ? UINT8 : seen->kind, height, 0, room, digester, {0}};
-    if (!elements) {
+    if (!digester || !elements) {
         Py_XDECREF(digester);
         return digester ? REFUSED : FAILED;
     }
-    tape->packing = 1;
-    int done = gather(&strips, data, 0);
-    done = done == DONE ? pour(&strips, 1) : done;
-    tape->packing = 0;
+    tape->packing |= !packed;
+    int done = packed ? take_in(&strips, data, nbytes) : gather(&strips, data, 0);
+    done = done == DONE && !packed ? pour(&strips, 1) : done;
+    tape->packing &= packed;
     PyObject *digest = done == DONE ? PyObject_CallMethodObjArgs(digester, intdigest_name, NULL) : NULL;
     seen->digest = digest ? PyLong_AsUnsignedLongLong(digest) : 0;
     seen->summary = tallied(&strips.tally);

@@ -462,10 +462,10 @@ static int look_at(Tape *tape, Seen *seen, PyObject *tensor, const Facts *facts,
     if (large && !tape->anew && !(is_output && is_written(tape, seen)) && is_known(tape, key, &now))
         seen->digest = now.digest, seen->summary = now.summary, done = DONE;
     else if (done == DONE) {
-        const int in_strips = large && !packed && !tape->contents && nbytes > STRIP;
+        const int in_strips = large && !tape->contents && nbytes > STRIP;
         elements = in_strips ? NULL : packed_data(tape, data, t, (int)packed, nbytes);
         tape->packing |= elements && elements == tape->scratch;
-        done = in_strips  ? measure_in_strips(tape, seen, data, t)
+        done = in_strips  ? measure_in_strips(tape, seen, data, t, (int)packed, nbytes)
                : elements ? measure(tape, seen, elements, nbytes)
                           : REFUSED;
         if (done == DONE && large) {
