@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -68,10 +69,15 @@ COLUMNS = (
 
 def build(size: str, dtype: torch.dtype) -> LlamaForCausalLM:
     """Return the model of that size, the same one every time."""
+    return llama(SIZES[size], dtype)
+
+
+def llama(shape: Mapping[str, int], dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    """Return a model of that shape, the same one every time."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        **SIZES[size],
-        max_position_embeddings=512,
+        **shape,
+        max_position_embeddings=1024,
         bos_token_id=1,
         eos_token_id=None,
         pad_token_id=0,
@@ -79,15 +85,15 @@ def build(size: str, dtype: torch.dtype) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).to(dtype).eval()
 
 
-def prompt() -> torch.Tensor:
-    return torch.randint(3, 1000, (1, PROMPT), generator=torch.Generator().manual_seed(0))
+def prompt(tokens: int = PROMPT) -> torch.Tensor:
+    return torch.randint(3, 1000, (1, tokens), generator=torch.Generator().manual_seed(0))
 
 
-def generate(model: LlamaForCausalLM) -> None:
+def generate(model: LlamaForCausalLM, tokens: int = PROMPT, more: int = DECODE) -> None:
     """Prefill and greedy decode steps."""
-    ids = prompt()
+    ids = prompt(tokens)
     model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=DECODE + 1, do_sample=False
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=more + 1, do_sample=False
     )
 
 

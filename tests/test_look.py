@@ -141,8 +141,7 @@ def _weight(dtype: torch.dtype) -> torch.Tensor:
 def _eye(*weights: torch.Tensor) -> native.Eye:
     known, eye = known_weights.KnownWeights(), native.eye()
     known.share(eye)
-    for weight in weights:
-        known.add(weight)
+    known.add([*weights], lambda weight: weight)
     return eye
 
 
@@ -176,7 +175,7 @@ def test_what_is_not_finite_is_counted_in_any_strip(value, place):
 @needs_tape
 def test_what_looks_at_a_weight_tells_the_others_unless_it_may_have_changed():
     weight, known = torch.zeros(300, 300), known_weights.KnownWeights()
-    known.add(weight)
+    known.add([weight], lambda weight: weight)
     eyes = native.eye(), native.eye()
     for eye in eyes:
         known.share(eye)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -22,6 +24,7 @@ class KnownWeights:
 
     def __init__(self) -> None:
         self.storages: dict[int, object] = {}
+        self._last: list[int] | None = None  # storages of the weights that were added last
         self._measured: dict[bytes, bytes] = {}  # what C keeps of them
         self._rows: dict[Key, tuple[bytes, Row]] = {}  # with a sample of the weight
 
@@ -29,8 +32,21 @@ class KnownWeights:
         """Let what looks at tensors recognise these weights, together with others that do."""
         eye.weigh(self.storages, self._measured)
 
-    def add(self, weight: torch.Tensor) -> None:
-        """Add a weight, unless it lies on a device. Costs little if it is there already."""
+    def add(
+        self, weights: list[torch.Tensor], local: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        """Add weights. Costs little if they are those of the last time, where they were.
+
+        ``local``: returns this rank's part of one.
+        """
+        now = pytorch.storage_numbers(weights)
+        if now is None or now != self._last:
+            for weight in weights:
+                self._add(local(weight))
+            self._last = now
+
+    def _add(self, weight: torch.Tensor) -> None:
+        """Add a weight, unless it lies on a device."""
         try:
             if not on_host(weight):
                 return

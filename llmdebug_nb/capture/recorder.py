@@ -232,11 +232,10 @@ class Recorder:
         with self._lock:
             self._chains.add(view, base, result)
 
-    def add_weights(self, weights: Iterable[torch.Tensor]) -> None:
+    def add_weights(self, weights: list[torch.Tensor]) -> None:
         """Note the weights of a model, which are read again only if they seem to have changed."""
         with self._lock:
-            for weight in weights:
-                self.weights.add(self._placements.local(weight)[0])
+            self.weights.add(weights, lambda weight: self._placements.local(weight)[0])
 
     # -- rows -----------------------------------------------------------------------------------
 

@@ -27,6 +27,14 @@ def storage_number(storage: torch.UntypedStorage) -> int:
     return number
 
 
+def storage_numbers(tensors: Iterable[torch.Tensor]) -> list[int] | None:
+    """Return the numbers of the storages of tensors; None if one has no storage."""
+    try:
+        return [tensor.untyped_storage()._cdata for tensor in tensors]
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return None
+
+
 def reserve_storage_number(storage: torch.UntypedStorage) -> int:
     """Return the number of a storage and keep it from others until `release_storage_numbers`.
 
@@ -96,14 +104,15 @@ def own_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     return {**module._parameters, **module._buffers}
 
 
-def parameters_of(module: torch.nn.Module) -> Iterable[torch.Tensor | None]:
-    """Return a module's own parameters; `parameters()` makes a list of all its parts first."""
-    return module._parameters.values()
+def parameters_in(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
+    """Return the parameters that modules own; `parameters()` makes a list of all parts first."""
+    each = (module._parameters.values() for module in modules)
+    return [parameter for own in each for parameter in own if parameter is not None]
 
 
-def children_of(module: torch.nn.Module) -> Iterable[torch.nn.Module | None]:
-    """Return the modules directly in a module; `children()` leaves out those that come twice."""
-    return module._modules.values()
+def children_in(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module | None]:
+    """Return what lies directly in modules; `children()` leaves out what comes twice."""
+    return [child for module in modules for child in module._modules.values()]
 
 
 def offloaded_tensors(module: torch.nn.Module) -> Mapping[str, torch.Tensor]:

@@ -167,7 +167,7 @@ class Checker(Recorder):
     def record_call(self, call: RecordedCall) -> None:
         pass
 
-    def add_weights(self, weights: Iterable[torch.Tensor]) -> None:
+    def add_weights(self, weights: list[torch.Tensor]) -> None:
         pass
 
     def end_call(self, calls: Iterable[RootCall]) -> None:

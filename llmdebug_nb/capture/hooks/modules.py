@@ -138,11 +138,10 @@ class Root:
 
         `nn.Module.parameters` walks over the modules: ten times as long.
         """
-        if self._children != [part for each in self._all for part in pytorch.children_of(each)]:
+        if self._children != pytorch.children_in(self._all):
             self._all = [*self.module.modules()]
-            self._children = [part for each in self._all for part in pytorch.children_of(each)]
-        owned = (pytorch.parameters_of(each) for each in self._all)
-        return [weight for weights in owned for weight in weights if weight is not None]
+            self._children = pytorch.children_in(self._all)
+        return pytorch.parameters_in(self._all)
 
     def hook_inside(self, recording: bool, selection_may_change: bool = False) -> None:
         """Hook the modules that count while this or another thread records, otherwise none.
