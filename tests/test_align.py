@@ -298,6 +298,75 @@ def test_positions_of_single_tokens_pair_as_those_of_the_prompt():
     assert (found.path, found.step, found.cause) == ("sines", 1, "wrong input: position")
 
 
+class _Ranging(nn.Module):
+    """Makes positions from the place of the first token on."""
+
+    def __init__(self, count):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.count = nn.Embedding(40, 16), count
+
+    def forward(self, ids, start):
+        places = self.count(start, ids.shape[1])
+        return self.table(ids) + torch.outer(places.float(), torch.ones(16)).sin()
+
+
+class _Whole(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.inner = _Ranging(count)
+
+    def forward(self, ids, start):
+        return self.inner(ids, start)
+
+
+class _Offset(nn.Module):
+    """The same in other code, in one module, which also counts the places that are taken."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.words, self.count = _Ranging(count).table, count
+        self.taken = torch.zeros(40)
+
+    def forward(self, ids, start):
+        self.taken[self.count(start, ids.shape[1])] = 1
+        ahead = self.count(start, ids.shape[1]).to(torch.float32)[:, None]
+        return torch.sin(ahead.expand(-1, 16)).add(self.words(ids))
+
+
+def _ranged(name, cls, count):
+    model = cls(count)
+    with ld.dump(model, name=name, tokens="all", mode="module+api") as run, torch.no_grad():
+        for start, end in ((0, 6), (6, 7), (7, 8)):
+            model(torch.arange(3, 19).reshape(1, 16)[:, start:end], start)
+    return run
+
+
+def _summed(start, n):
+    return torch.arange(n) + start
+
+
+def _begun(start, n):
+    return torch.arange(start, start + n)
+
+
+@pytest.mark.parametrize("cls", [_Whole, _Offset])
+def test_a_range_that_begins_at_an_offset_is_golden_s_range_and_its_sum(cls):
+    report = ld.compare(_ranged("golden", _Whole, _summed), _ranged("mine", cls, _begun))
+    assert report.verdict in AGREED
+    ranges = [d for d in report.differences if d.pair.mine and "arange" in d.pair.mine.op]
+    assert {d.verdict for d in ranges if cls is _Offset} <= {"match"}
+    assert len(ranges) >= 3
+
+
+@pytest.mark.parametrize("cls", [_Whole, _Offset])
+def test_a_range_that_begins_one_too_late_is_a_difference(cls):
+    golden = _ranged("golden", _Whole, _summed)
+    late = _ranged("mine", cls, lambda start, n: _begun(start + (start > 0), n))
+    report = ld.compare(golden, late)
+    assert (report.verdict, report.findings[0].step) == ("diverged", 1)
+
+
 class _Wrapper(nn.Module):
     def __init__(self, inner):
         super().__init__()

@@ -162,11 +162,14 @@ class RoleMatches:
     Two places that held the same values in an earlier step belong together. So a step of one token
     is paired, whose positions are one number, and a step that differs. Where integers have no
     partner in the first step, what each other's modules take is tried. Which call of several a
-    place is can be told only in steps that have as many of them.
+    place is can be told only in steps that have as many of them. Of integers, places that held the
+    same ones later in a step are remembered, too: mine may make at once what golden makes in two
+    calls, a range that begins at an offset, say. Not earlier ones: then mine leaves something out.
     """
 
     def __init__(self, layouts: LayoutFinder) -> None:
         self._layouts = layouts
+        self._later: dict[_Place, dict[_Place, None]] = {}  # by golden's place, others of golden's
         self._known: dict[_Place, dict[_Place, tuple[Record, Record]]] = {}  # by mine's place
         # pairs that it lacks, in order, and their places
         self._unread: list[tuple[tuple[_Place, _Place], tuple[Record, Record]]] = []
@@ -189,6 +192,7 @@ class RoleMatches:
         found += self._counted(sides[0], [r for r in left if r.id not in done[1]])
         yield from found
         self._unread += [((self._place(g, 0), self._place(m, 1)), (g, m)) for g, m in both + found]
+        self._remember_later({g.id: g for g, _ in both + found if _is_whole(g)}, sides[0])
 
     def _as_earlier(
         self, golden_records: Sequence[Record], left: Sequence[Record], done: set[int]
@@ -206,9 +210,29 @@ class RoleMatches:
                 and (_counts(record) or other.id not in done)
                 and self._agree(*then)
             ]
-            if known:
-                value = record.summary.min, record.summary.max
-                yield min(known, key=lambda r: (r.summary.min, r.summary.max) != value), record
+            if not known:
+                continue
+            value = record.summary.min, record.summary.max
+            partner = min(known, key=lambda r: (r.summary.min, r.summary.max) != value)
+            now = [
+                other
+                for place in self._later.get(self._place(partner, 0), ())
+                if (other := golden.get(place)) is not None and _same_bytes(other, record)
+            ]
+            if not now or _same_bytes(partner, record):
+                yield partner, record
+            elif free := [other for other in now if other.id not in done]:
+                yield free[0], record
+
+    def _remember_later(self, paired: dict[int, Record], golden: Sequence[Record]) -> None:
+        """Remember which integers of golden's hold what one that has a partner holds."""
+        seen: dict[str | None, list[_Place]] = defaultdict(list)
+        for record in filter(_is_whole, golden):
+            place = self._place(record, 0)
+            for earlier in seen[record.summary.fingerprint] if identifies(record) else ():
+                self._later.setdefault(earlier, {})[place] = None
+            if record.id in paired:
+                seen[record.summary.fingerprint].append(place)
 
     def _counted(
         self, golden_records: Sequence[Record], left: Sequence[Record]
@@ -240,10 +264,19 @@ class RoleMatches:
         return self._agreed[key]
 
 
+def _is_whole(record: Record) -> bool:
+    return record.summary.dtype.startswith(("int", "uint"))
+
+
+def _same_bytes(golden: Record, mine: Record) -> bool:
+    known = golden.summary.fingerprint
+    return known is not None and known == mine.summary.fingerprint
+
+
 def _counts(record: Record) -> bool:
     """Tell whether a tensor is an input of a module and holds integers."""
-    whole = record.summary.dtype.startswith(("int", "uint"))
-    return whole and record.site.role == "input" and not is_operator(record.site.path)
+    module = not is_operator(record.site.path)
+    return _is_whole(record) and record.site.role == "input" and module
 
 
 def _count_calls(records: Iterable[Record]) -> Counter[str]:

@@ -350,7 +350,8 @@ class Frontier:
 
         It does in a result of golden's outermost module, in a gradient of a weight, where both
         programs run the same code, and in a quantised weight that is further off than its steps.
-        Numbers of places are others where tokens lie elsewhere: what is made of them counts.
+        Numbers of places are others where tokens lie elsewhere, or where mine makes at once what
+        golden makes in two calls: what is made of them counts.
         """
         golden, mine = row.pair.golden, row.pair.mine
         if golden is None or mine is None:
@@ -359,7 +360,9 @@ class Frontier:
             return True
         if row.index in self._reordered:
             return False
-        numbers = row.site.generation in self._moved and not is_floating(golden.summary.dtype)
+        numbers = not is_floating(golden.summary.dtype) and (
+            row.site.generation in self._moved or self.is_constant(row)
+        )
         if row.site.role == "grad" or (self._same_code(golden, mine) and not numbers):
             return True
         # noise as large as that of a quantised model hides it
