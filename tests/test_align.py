@@ -367,6 +367,151 @@ def test_a_range_that_begins_one_too_late_is_a_difference(cls):
     assert (report.verdict, report.findings[0].step) == ("diverged", 1)
 
 
+class _Slotted(nn.Module):
+    """Writes to places of a cache by code that is no operator of torch."""
+
+    def __init__(self, ahead):
+        super().__init__()
+        self.ahead, self.cache = ahead, torch.zeros(16, 4)
+
+    def forward(self, x):
+        slots = torch.arange(self.ahead, self.ahead + len(x))
+        self.cache.numpy()[slots.numpy()] = x.numpy()
+        return x * 2
+
+
+class _Kept(nn.Module):
+    """Keeps a mask for later."""
+
+    def __init__(self, ahead):
+        super().__init__()
+        self.ahead = ahead
+
+    def forward(self, x):
+        self.mask = torch.ones(8, 8, dtype=torch.bool).tril(self.ahead)
+        return x * 2
+
+
+@pytest.mark.parametrize("cls", [_Slotted, _Kept])
+def test_other_places_count_where_nothing_shows_what_is_made_of_them(cls):
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    runs = []
+    for name, ahead in (("golden", 0), ("same", 0), ("mine", 1)):
+        model = cls(ahead)
+        with ld.dump(model, name=name, mode="module+api") as run, torch.no_grad():
+            model(x)
+        runs.append(run)
+    assert ld.compare(*runs[:2]).verdict == "match"
+    report = ld.compare(runs[0], runs[2])
+    assert (report.verdict, report.findings[0].cause) == ("diverged", "scalar argument differs")
+
+
+class _Twice(nn.Module):
+    """Gives a range to one module, and the range from an offset on to another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.near, self.far = _Sines(), _Sines()
+
+    def forward(self, x, start):
+        near = torch.arange(x.shape[1])
+        return x[..., None] + self.near(near) + 2 * self.far(near + start)
+
+
+class _TwiceTheSame(_Twice):
+    def forward(self, x, start):
+        places = torch.arange(start, start + x.shape[1])
+        return x[..., None] + self.near(places) + 2 * self.far(places)
+
+
+class _Inside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = _Twice()
+
+    def forward(self, x, start):
+        return self.inner(x, start)
+
+
+def test_a_range_that_golden_takes_elsewhere_too_is_not_its_sum():
+    runs = []
+    for name, model in (("golden", _Inside()), ("mine", _TwiceTheSame())):
+        with ld.dump(model, name=name, tokens="all", mode="module+api") as run, torch.no_grad():
+            for start, end in ((0, 6), (6, 7), (7, 8)):
+                model(torch.arange(8.0)[None, start:end], start)
+        runs.append(run)
+    found = ld.compare(*runs).findings[0]
+    assert (found.path, found.step) == ("inner/Torch.arange", 1)
+
+
+class _Scored(nn.Module):
+    """Clips, scores, and adds a bias by distance."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.both = nn.Linear(8, 32, bias=False)
+        self.register_buffer("slopes", torch.tensor([0.5, 0.25]).view(2, 1, 1))
+
+    def forward(self, x, bias):
+        clipped = self.both(x).clamp(-0.5, 0.5)
+        q, k = (each.reshape(6, 2, 8).transpose(0, 1) for each in clipped.chunk(2, dim=-1))
+        scores = torch.matmul(q, k.mT) * 8**-0.5
+        return (scores + bias).softmax(-1)
+
+
+class _Bias(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scored = _Scored()
+
+    def forward(self, x):
+        places = torch.arange(6)
+        bias = self.scored.slopes * (places - places[:, None])
+        return self.scored(x, bias)
+
+
+class _BiasInside(nn.Module):
+    """The same with the bias made beside the scores. ``clips``: or not."""
+
+    def __init__(self, clips):
+        super().__init__()
+        self.scored, self.clips = _Scored(), clips
+        self.scored.forward = self.score
+
+    def score(self, x):
+        fused = self.scored.both(x)
+        fused = fused.clamp(-0.5, 0.5) if self.clips else fused
+        q, k = (each.view(6, 2, 8).transpose(0, 1) for each in fused.split(16, dim=-1))
+        places = torch.arange(6)
+        bias = self.scored.slopes * (places[:, None] - places)
+        return ((q * 8**-0.5) @ k.mT - bias).softmax(-1)
+
+    def forward(self, x):
+        return self.scored(x)
+
+
+def test_what_is_made_of_no_input_is_no_partner_of_what_is():
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
+    golden, right, wrong = (
+        _called(name, model, x)
+        for name, model in (
+            ("golden", _Bias()),
+            ("right", _BiasInside(clips=True)),
+            ("wrong", _BiasInside(clips=False)),
+        )
+    )
+    assert ld.compare(golden, right).verdict in AGREED
+    found = ld.compare(golden, wrong).findings[0]
+    assert found.path == "scored/Tensor.clamp"
+
+
+def _called(name, model, *args):
+    with ld.dump(model, name=name, mode="module+api") as run, torch.no_grad():
+        model(*args)
+    return run
+
+
 class _Wrapper(nn.Module):
     def __init__(self, inner):
         super().__init__()

@@ -27,6 +27,7 @@ from llmdebug_nb.explain.flow import Flow
 from llmdebug_nb.explain.flow_calls import FlowCall
 from llmdebug_nb.explain.frontier import Frontier
 from llmdebug_nb.explain.judge import Judge
+from llmdebug_nb.explain.origin import Origin
 from llmdebug_nb.explain.region import Region
 from recordings import AGREED
 from recordings import record as recorded
@@ -1251,7 +1252,7 @@ def test_what_is_made_of_no_other_tensor_is_a_constant_however_many_operators_ma
     also = [tensor(5, "a/Tensor.add", "input", producer=3, slot="1") for _ in range(2)]
     scores = tensor(6, "a/Tensor.add"), tensor(6, "a/Tensor.add")
     flow = Flow(rows(*((*each, "match") for each in (places, taken, mask, x, also, scores))), 0)
-    assert flow.is_constant(mask[0])
-    assert flow.is_constant(places[0])
-    assert not flow.is_constant(scores[0])  # it is made of x, too
-    assert not flow.is_constant(x[0])
+    assert Origin(flow).is_constant(mask[0])
+    assert Origin(flow).is_constant(places[0])
+    assert not Origin(flow).is_constant(scores[0])  # it is made of x, too
+    assert not Origin(flow).is_constant(x[0])

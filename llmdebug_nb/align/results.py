@@ -16,7 +16,7 @@ from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.paths import is_operator
-from llmdebug_nb.core.records import Record
+from llmdebug_nb.core.records import CallKey, Record
 from llmdebug_nb.core.results import Results
 
 EARLIER = "same values in an earlier step"
@@ -162,14 +162,14 @@ class RoleMatches:
     Two places that held the same values in an earlier step belong together. So a step of one token
     is paired, whose positions are one number, and a step that differs. Where integers have no
     partner in the first step, what each other's modules take is tried. Which call of several a
-    place is can be told only in steps that have as many of them. Of integers, places that held the
-    same ones later in a step are remembered, too: mine may make at once what golden makes in two
-    calls, a range that begins at an offset, say. Not earlier ones: then mine leaves something out.
+    place is can be told only in steps that have as many of them. Golden may make in two calls
+    what mine makes at once: the range from an offset on is the sum of a range and that offset. If
+    golden takes the range for nothing else, mine's is its sum.
     """
 
     def __init__(self, layouts: LayoutFinder) -> None:
         self._layouts = layouts
-        self._later: dict[_Place, dict[_Place, None]] = {}  # by golden's place, others of golden's
+        self._sums: dict[_Place, _Place] = {}  # by the place of golden's range
         self._known: dict[_Place, dict[_Place, tuple[Record, Record]]] = {}  # by mine's place
         # pairs that it lacks, in order, and their places
         self._unread: list[tuple[tuple[_Place, _Place], tuple[Record, Record]]] = []
@@ -192,7 +192,7 @@ class RoleMatches:
         found += self._counted(sides[0], [r for r in left if r.id not in done[1]])
         yield from found
         self._unread += [((self._place(g, 0), self._place(m, 1)), (g, m)) for g, m in both + found]
-        self._remember_later({g.id: g for g, _ in both + found if _is_whole(g)}, sides[0])
+        self._remember_sums({g.id: g for g, _ in both + found if _is_whole(g)}, sides[0])
 
     def _as_earlier(
         self, golden_records: Sequence[Record], left: Sequence[Record], done: set[int]
@@ -214,25 +214,33 @@ class RoleMatches:
                 continue
             value = record.summary.min, record.summary.max
             partner = min(known, key=lambda r: (r.summary.min, r.summary.max) != value)
-            now = [
-                other
-                for place in self._later.get(self._place(partner, 0), ())
-                if (other := golden.get(place)) is not None and _same_bytes(other, record)
-            ]
-            if not now or _same_bytes(partner, record):
-                yield partner, record
-            elif free := [other for other in now if other.id not in done]:
-                yield free[0], record
+            place = self._sums.get(self._place(partner, 0))
+            total = golden.get(place) if place is not None else None
+            if total is not None and not _same_bytes(partner, record):
+                partner = total if _same_bytes(total, record) else partner
+            yield partner, record
 
-    def _remember_later(self, paired: dict[int, Record], golden: Sequence[Record]) -> None:
-        """Remember which integers of golden's hold what one that has a partner holds."""
-        seen: dict[str | None, list[_Place]] = defaultdict(list)
-        for record in filter(_is_whole, golden):
-            place = self._place(record, 0)
-            for earlier in seen[record.summary.fingerprint] if identifies(record) else ():
-                self._later.setdefault(earlier, {})[place] = None
-            if record.id in paired:
-                seen[record.summary.fingerprint].append(place)
+    def _remember_sums(self, paired: Mapping[int, Record], golden: Sequence[Record]) -> None:
+        """Remember where golden makes of integers, by one operator alone, the same ones.
+
+        ``paired``: those that have a partner, by id.
+        """
+        if not paired:
+            return
+        takers: dict[int, set[CallKey]] = defaultdict(set)
+        made: dict[CallKey, Record] = {}
+        for record in golden:
+            site = record.site
+            if site.role == "input" and record.producer is not None:
+                takers[record.producer].add(site.key)
+            elif site.role == "output" and _is_whole(record) and is_operator(site.path):
+                made.setdefault(site.key, record)
+        for record in filter(identifies, paired.values()):
+            maker = record.id if record.site.role == "output" else record.producer
+            calls = takers[maker] if maker is not None else ()
+            for total in (made[key] for key in calls if key in made and len(calls) == 1):
+                if _same_bytes(record, total):
+                    self._sums[self._place(record, 0)] = self._place(total, 0)
 
     def _counted(
         self, golden_records: Sequence[Record], left: Sequence[Record]

@@ -39,10 +39,11 @@ class KnownWeights:
 
         ``local``: returns this rank's part of one.
         """
-        now = pytorch.storage_numbers(weights)
+        parts = [local(weight) for weight in weights]
+        now = pytorch.storage_numbers(parts)
         if now is None or now != self._last:
-            for weight in weights:
-                self._add(local(weight))
+            for part in parts:
+                self._add(part)
             self._last = now
 
     def _add(self, weight: torch.Tensor) -> None:

@@ -290,17 +290,6 @@ class Flow:
         _, call = self.sources(self.base(record))
         return call if call is not None and call.is_operator else None
 
-    def is_constant(self, record: Record) -> bool:
-        """Tell whether operators made a tensor of no other one, as they make numbers of places."""
-        queue, seen = [record], {record.id}
-        while queue:
-            maker = self.maker(queue.pop())
-            if maker is None or maker.weights:
-                return False
-            queue += [r for r in maker.inputs if r.id not in seen]
-            seen |= {r.id for r in maker.inputs}
-        return True
-
     def made_of(self, record: Record) -> Iterator[Record]:
         """Yield the first numbers of a float with a partner that calls make of a tensor."""
         queue, seen = [self.base(record)], set[int]()

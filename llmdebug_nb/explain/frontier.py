@@ -28,6 +28,7 @@ from llmdebug_nb.explain.entries import back
 from llmdebug_nb.explain.flow import AGREES, Flow
 from llmdebug_nb.explain.flow_calls import FlowCall, is_telling
 from llmdebug_nb.explain.order import reordered
+from llmdebug_nb.explain.origin import Origin
 from llmdebug_nb.explain.region import Region
 
 
@@ -53,6 +54,7 @@ class Frontier:
         self.passed_on: set[int] = set()
         rows = [d for d in differences if d.site.phase == phase]
         self.flows = Flow(rows, 0), Flow(rows, 1)
+        self._sides = Origin(self.flows[0]), Origin(self.flows[1])
         self._bad = [d for d in rows if d.differs]
         # generations in which tokens of one run lie elsewhere than in the other
         self._moved = {d.site.generation for d in rows if d.pair.fit and d.pair.fit.shared}
@@ -100,7 +102,16 @@ class Frontier:
             if any(map(self._agrees, golden.get(_bytes(row.pair.golden), ())))
             or self._is_made_later(row, mine.get(_bytes(row.pair.mine), ()))
             or self._comes_to_agree(row)
+            or self._is_half_constant(row)
         ]
+
+    def _is_half_constant(self, row: Difference) -> bool:
+        """Tell whether one tensor is made of what the program is given, and the other is not."""
+        return len({
+            origin.is_constant(record, held=True)
+            for origin, record in zip(self._sides, (row.pair.golden, row.pair.mine), strict=True)
+            if record is not None
+        }) > 1  # fmt: skip
 
     def _comes_to_agree(self, row: Difference) -> bool:
         """Tell whether each program makes of its tensor what the other one has, too.
@@ -116,8 +127,8 @@ class Frontier:
     def is_constant(self, row: Difference) -> bool:
         """Tell whether operators made both tensors of no other one."""
         return all(
-            record is not None and flow.is_constant(record)
-            for flow, record in zip(self.flows, (row.pair.golden, row.pair.mine), strict=True)
+            record is not None and origin.is_constant(record)
+            for origin, record in zip(self._sides, (row.pair.golden, row.pair.mine), strict=True)
         )
 
     def _is_crossed(self, row: Difference) -> bool:
@@ -330,11 +341,23 @@ class Frontier:
         return golden != mine
 
     def is_result(self, row: Difference) -> bool:
-        """Tell whether a row is of what golden's outermost module gives."""
+        """Tell whether a row is of what golden's outermost module gives, if only as it is."""
         golden = row.pair.golden
         if golden is None or row.site.role != "output":
             return False
-        return self.flows[0].call(golden).around is None
+        return self.flows[0].call(golden).around is None or golden.id in self._handed_on
+
+    @cached_property
+    def _handed_on(self) -> set[int]:
+        """Return the ids of golden's tensors that an outermost module gives as they are."""
+        flow = self.flows[0]
+        given = [r for c in flow.calls.values() if c.around is None for r in c.outputs]
+        makers = ((r, flow.records.get(r.producer or 0)) for r in given)
+        return {
+            maker.id
+            for r, maker in makers
+            if maker is not None and maker.summary.fingerprint == r.summary.fingerprint is not None
+        }
 
     def is_vague(self, region: Region, others: Iterable[Region]) -> bool:
         """Tell whether a region is all before a result, and another one is a part of its code."""
@@ -350,8 +373,8 @@ class Frontier:
 
         It does in a result of golden's outermost module, in a gradient of a weight, where both
         programs run the same code, and in a quantised weight that is further off than its steps.
-        Numbers of places are others where tokens lie elsewhere, or where mine makes at once what
-        golden makes in two calls: what is made of them counts.
+        Numbers of places are others where tokens lie elsewhere: what is made of them counts. So it
+        is where mine makes at once what golden makes in two calls, if that can be seen to agree.
         """
         golden, mine = row.pair.golden, row.pair.mine
         if golden is None or mine is None:
@@ -360,9 +383,9 @@ class Frontier:
             return True
         if row.index in self._reordered:
             return False
-        numbers = not is_floating(golden.summary.dtype) and (
-            row.site.generation in self._moved or self.is_constant(row)
-        )
+        numbers = row.site.generation in self._moved and not is_floating(golden.summary.dtype)
+        if golden.summary.dtype.startswith(("int", "uint")) and self.is_constant(row):
+            numbers = numbers or self._comes_to_agree(row)
         if row.site.role == "grad" or (self._same_code(golden, mine) and not numbers):
             return True
         # noise as large as that of a quantised model hides it
