@@ -444,6 +444,46 @@ def test_a_range_that_golden_takes_elsewhere_too_is_not_its_sum():
     assert (found.path, found.step) == ("inner/Torch.arange", 1)
 
 
+class _Added(nn.Module):
+    """Adds a sine that is one number for all elements. ``moved``: behind the first step."""
+
+    def __init__(self, moved=False):
+        super().__init__()
+        self.sines, self.more, self.moved = _Sines(), _Sines(), moved
+
+    def forward(self, x, start):
+        places = torch.full((1, len(x)), 3.0 + (self.moved and start > 0))
+        return x + self.sines(places) * self.more(places)
+
+
+class _AddedInside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = _Added()
+
+    def forward(self, x, start):
+        return self.inner(x, start).clone()
+
+
+class _AddedElsewhere(_Added):
+    pass
+
+
+@pytest.mark.parametrize("mode", ["module", "module+api"])
+@pytest.mark.parametrize(("moved", "verdict"), [(False, "match"), (True, "diverged")])
+def test_a_wrong_result_that_is_one_number_is_no_match_behind_a_wrapper(mode, moved, verdict):
+    x, runs = torch.randn(3, 16, generator=torch.Generator().manual_seed(0)), []
+    for name, model in (("golden", _AddedInside()), ("mine", _AddedElsewhere(moved))):
+        with ld.dump(model, name=name, tokens="all", mode=mode) as run, torch.no_grad():
+            for step in range(3):
+                model(x if step == 0 else torch.ones(1, 16), step)
+        runs.append(run)
+    report = ld.compare(*runs)
+    assert report.verdict == verdict
+    results = [d for d in report.differences if d.site.path == "" and d.site.role == "output"]
+    assert all(d.pair.mine is not None for d in results)
+
+
 class _Scored(nn.Module):
     """Clips, scores, and adds a bias by distance."""
 

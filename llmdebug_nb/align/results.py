@@ -58,10 +58,13 @@ class ResultMatches:
         taken = answered | placed
         free = _Free(record for record in mine if record.id not in taken)
         shapes = Counter(record.summary.shape for record in left)
+        # beside what golden computes inside: it is mine's result all the same
+        inside = {_slot(record): record for record in mine if record.id in placed - answered}
         for record in reversed(left):
             shapes[record.summary.shape] -= 1
             alone = not shapes[record.summary.shape]
-            partner = handed_on.of(record)
+            slot = self._known.get(_slot(record))
+            partner = handed_on.of(record) or (inside.get(slot) if slot is not None else None)
             if partner is not None:
                 yield record, partner
                 continue
