@@ -5,8 +5,8 @@
         [--jobs 1] [--json FILE]
 
 ``--set known`` are the ports that the comparison was made with, ``held-out`` and ``fresh`` those
-that it was not, and ``newest`` those that were held out until they were scored once: of these only
-the table is printed, as they are no longer held out once their cases are read.
+that it was not, ``newest`` and ``latest`` those that were held out until they were scored once: of
+these only the table is printed, as they are no longer held out once their cases are read.
 
 Golden is a Hugging Face model, mine an independent implementation with the same weights. Both are
 recorded, with weights and values, and compared by `ld.compare` with its defaults. The comparison
