@@ -43,6 +43,7 @@ BUGS = (
         old="    if power != heads:\n        ladder = torch.cat((ladder[1::2], ladder[0::2]))\n",
         new="",
         modules=("transformer", *ATTENTION),
+        also=("return ladder[:heads]",),
         early=True,
     ),
     Bug(

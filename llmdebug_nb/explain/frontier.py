@@ -107,7 +107,7 @@ class Frontier:
 
     def _is_half_constant(self, row: Difference) -> bool:
         """Tell whether one tensor is made of what the program is given, and the other is not."""
-        return len({
+        return all(origin.is_told for origin in self._sides) and len({
             origin.is_constant(record, held=True)
             for origin, record in zip(self._sides, (row.pair.golden, row.pair.mine), strict=True)
             if record is not None

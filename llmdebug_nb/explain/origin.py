@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain.flow import Flow
 
@@ -24,6 +25,16 @@ class Origin:
         if key not in self._known:
             self._known[key] = self._is_constant(record, held)
         return self._known[key]
+
+    @cached_property
+    def is_told(self) -> bool:
+        """Whether it can be seen that what the outermost calls give depends on what they take.
+
+        Dumps of engines do not show what some operators take, such as the one that looks up tokens.
+        """
+        outermost = (call for call in self._flow.calls.values() if call.around is None)
+        given = [r for c in outermost for r in c.outputs if is_floating(r.summary.dtype)]
+        return bool(given) and not any(self.is_constant(r, held=True) for r in given)
 
     def _is_constant(self, record: Record, held: bool) -> bool:
         queue, seen = [record], {record.id}
