@@ -1256,3 +1256,17 @@ def test_what_is_made_of_no_other_tensor_is_a_constant_however_many_operators_ma
     assert Origin(flow).is_constant(places[0])
     assert not Origin(flow).is_constant(scores[0])  # it is made of x, too
     assert not Origin(flow).is_constant(x[0])
+
+
+def test_what_depends_on_an_input_is_told_only_where_it_can_be_seen():
+    taken, slopes = ((tensor(n, "/Tensor.mul", "input", slot=str(n)),) * 2 for n in (0, 1))
+    held = (tensor(2, "a", "weight"),) * 2
+    bias, result = (tensor(3, "/Tensor.mul"),) * 2, (tensor(4, "", producer=3),) * 2
+    slopes = tuple(replace(r, summary=held[0].summary) for r in slopes)
+    of_both = Flow(rows(*((*each, "match") for each in (taken, slopes, held, bias, result))), 0)
+    assert Origin(of_both).is_told
+    assert not Origin(of_both).is_constant(bias[0], held=True)
+    of_held = Flow(rows(*((*each, "match") for each in (slopes, held, bias, result))), 0)
+    assert not Origin(of_held).is_told  # as where an engine does not show the tokens
+    assert Origin(of_held).is_constant(bias[0], held=True)
+    assert not Origin(of_held).is_constant(bias[0])

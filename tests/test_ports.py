@@ -228,3 +228,15 @@ def test_the_listing_of_a_bug_marks_its_line_beside_goldens(tmp_path: Path) -> N
     assert set(states[:at]) == {"equal"}
     assert states[at + 1] == "equal"  # the values are repeated rightly
     assert set(states[at + 2 :]) == {"inherited"}
+
+
+def test_a_clamp_that_mine_leaves_out_is_named_though_a_bias_has_the_shape_of_the_scores(
+    tmp_path: Path,
+) -> None:
+    port = PORTS["alibi"]
+    program = port.golden()
+    golden, _ = score.record(program, tmp_path / "golden", "functions")
+    mine = port.mine(program, port.bug("not_clipped"))
+    run, _ = score.record(mine, tmp_path / "mine", "functions")
+    found = ld.compare(golden, run, progress=False).findings[0]
+    assert found.path == "transformer.blocks.0.attn/Tensor.clamp"

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from llmdebug_nb.align.calls import identifies
 from llmdebug_nb.align.tensor_layout import LayoutFinder
-from llmdebug_nb.core.dtypes import is_floating
+from llmdebug_nb.core.dtypes import is_floating, is_integer
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import CallKey, Record
@@ -276,7 +276,7 @@ class RoleMatches:
 
 
 def _is_whole(record: Record) -> bool:
-    return record.summary.dtype.startswith(("int", "uint"))
+    return is_integer(record.summary.dtype)
 
 
 def _same_bytes(golden: Record, mine: Record) -> bool:

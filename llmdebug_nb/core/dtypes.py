@@ -34,6 +34,11 @@ def is_floating(name: str) -> bool:
 
 
 @functools.cache
+def is_integer(name: str) -> bool:
+    """Tell whether a dtype is one of integers, signed or not."""
+    return name.startswith(("int", "uint"))
+
+
 def epsilon(name: str) -> float:
     """Return the machine epsilon of a dtype; of a complex one, of its parts.
 

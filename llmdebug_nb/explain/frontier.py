@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.dtypes import is_floating
+from llmdebug_nb.core.dtypes import is_floating, is_integer
 from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.paths import any_layer, operator_of
 from llmdebug_nb.core.records import Record
@@ -36,6 +36,7 @@ class Frontier:
     """The regions that make the differences of one phase.
 
     ``guilty``: those from which a difference reaches what counts; in execution order.
+    ``flows``, ``origins``: of golden and of mine.
     ``same_code``: tells whether two records were made by the same code. ``rejoins``: rows that
     differ and reach nothing. ``passes_on``: tells of a region behind an expected difference whether
     it only passes that on; ``passed_on`` are the indices of the rows of such regions.
@@ -54,7 +55,7 @@ class Frontier:
         self.passed_on: set[int] = set()
         rows = [d for d in differences if d.site.phase == phase]
         self.flows = Flow(rows, 0), Flow(rows, 1)
-        self._sides = Origin(self.flows[0]), Origin(self.flows[1])
+        self.origins = Origin(self.flows[0]), Origin(self.flows[1])
         self._bad = [d for d in rows if d.differs]
         # generations in which tokens of one run lie elsewhere than in the other
         self._moved = {d.site.generation for d in rows if d.pair.fit and d.pair.fit.shared}
@@ -107,9 +108,9 @@ class Frontier:
 
     def _is_half_constant(self, row: Difference) -> bool:
         """Tell whether one tensor is made of what the program is given, and the other is not."""
-        return all(origin.is_told for origin in self._sides) and len({
+        return all(origin.is_told for origin in self.origins) and len({
             origin.is_constant(record, held=True)
-            for origin, record in zip(self._sides, (row.pair.golden, row.pair.mine), strict=True)
+            for origin, record in zip(self.origins, (row.pair.golden, row.pair.mine), strict=True)
             if record is not None
         }) > 1  # fmt: skip
 
@@ -128,7 +129,7 @@ class Frontier:
         """Tell whether operators made both tensors of no other one."""
         return all(
             record is not None and origin.is_constant(record)
-            for origin, record in zip(self._sides, (row.pair.golden, row.pair.mine), strict=True)
+            for origin, record in zip(self.origins, (row.pair.golden, row.pair.mine), strict=True)
         )
 
     def _is_crossed(self, row: Difference) -> bool:
@@ -250,14 +251,14 @@ class Frontier:
     def guilty(self) -> list[Region]:
         """The regions, each of a tensor of its own."""
         regions: dict[object, Region] = {}
-        for row in self._origins():
+        for row in self._first_rows():
             self.inherited(row)
             region = self._regions[row.index]
             if not regions or not _passes_on(region):
                 regions.setdefault(row.content, region)
         return list(regions.values())
 
-    def _origins(self) -> list[Difference]:
+    def _first_rows(self) -> list[Difference]:
         """Return the rows in which the differences begin, in execution order.
 
         Rows that follow from each other, as pairs that cross do, begin with the first of them.
@@ -352,7 +353,7 @@ class Frontier:
         """Return the ids of golden's tensors that an outermost module gives as they are."""
         flow = self.flows[0]
         given = [r for c in flow.calls.values() if c.around is None for r in c.outputs]
-        makers = ((r, flow.records.get(r.producer or 0)) for r in given)
+        makers = ((r, flow.records.get(r.producer)) for r in given if r.producer is not None)
         return {
             maker.id
             for r, maker in makers
@@ -384,7 +385,7 @@ class Frontier:
         if row.index in self._reordered:
             return False
         numbers = row.site.generation in self._moved and not is_floating(golden.summary.dtype)
-        if golden.summary.dtype.startswith(("int", "uint")) and self.is_constant(row):
+        if is_integer(golden.summary.dtype) and self.is_constant(row):
             numbers = numbers or self._comes_to_agree(row)
         if row.site.role == "grad" or (self._same_code(golden, mine) and not numbers):
             return True

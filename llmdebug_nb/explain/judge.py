@@ -68,7 +68,7 @@ class Judge:
         self.calls = Calls(differences, start.site.phase)
         self.weights = Weights(differences, runs)
         self._flows = frontier.flows
-        self.narrowing = Narrowing(frontier.flows, runs)
+        self.narrowing = Narrowing(frontier.flows, frontier.origins, runs)
         self.turning = Turning(frontier.flows, runs)
         self._behind_tie = any(d.reason == AFTER_TIE for d in differences if d.verdict == EXPECTED)
         self._tested, self._rounding = 0, OwnRounding(differences)

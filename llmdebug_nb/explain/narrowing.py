@@ -26,9 +26,11 @@ from llmdebug_nb.explain.runs import Runs
 class Narrowing:
     """Narrows the regions of one comparison."""
 
-    def __init__(self, flows: tuple[Flow, Flow], runs: Runs) -> None:
+    def __init__(
+        self, flows: tuple[Flow, Flow], origins: tuple[Origin, Origin], runs: Runs
+    ) -> None:
         self.flows, self._runs, self.exchange = flows, runs, Exchange(flows, runs)
-        self._sides = Origin(flows[0]), Origin(flows[1])
+        self._origins = origins
 
     def narrowed(self, region: Region) -> Region:
         """Return the region without the calls that only pass its error on."""
@@ -137,7 +139,7 @@ class Narrowing:
     def _computes(self, call: FlowCall, side: int) -> bool:
         """Tell whether a call makes new values of data."""
         idle = call.gives_indices or call.passes_on
-        return not idle and not all(map(self._sides[side].is_constant, call.outputs))
+        return not idle and not all(map(self._origins[side].is_constant, call.outputs))
 
     def _is_data(self, record: Record, side: int) -> bool:
         """Tell whether a tensor, or what it is a view of, was computed and agrees.
@@ -148,7 +150,7 @@ class Narrowing:
         base = flow.records.get(record.producer) if record.producer is not None else None
         if base is None or not is_telling(record):
             return False
-        if self._sides[side].is_constant(base):
+        if self._origins[side].is_constant(base):
             return False
         takes = flow.call(base).inputs  # indices may be chosen by data, as those of topk are
         if not any(is_floating(r.summary.dtype) for r in (record, *takes)):
