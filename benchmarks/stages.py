@@ -37,8 +37,8 @@ from llmdebug_nb.app import compare as stages
 from llmdebug_nb.core.findings import Difference, Pair
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, Site, Summary
-from llmdebug_nb.explain.frontier import Frontier
-from llmdebug_nb.explain.relation import relation
+from llmdebug_nb.relation.relation import relation
+from llmdebug_nb.search.frontier import Frontier
 
 STAGES = {
     "pairing": (stages, "pair"),

@@ -14,14 +14,15 @@ from torch import nn
 from torch.nn import functional as F
 
 import llmdebug_nb as ld
+from llmdebug_nb.causes import causes
 from llmdebug_nb.comparison.engine import error
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.records import CallKey
-from llmdebug_nb.explain import causes, execution, operators, replay
-from llmdebug_nb.explain.arguments import arguments_of
-from llmdebug_nb.explain.operators import CannotReplay
-from llmdebug_nb.explain.runs import Runs, Side
-from llmdebug_nb.explain.swap import run_on_golden_inputs, untouched
+from llmdebug_nb.replay import execution, operators, replay
+from llmdebug_nb.replay.arguments import arguments_of
+from llmdebug_nb.replay.operators import CannotReplay
+from llmdebug_nb.replay.runs import Runs, Side
+from llmdebug_nb.replay.swap import run_on_golden_inputs, untouched
 from models import generate, gpt2, hooks_left, llama, mixtral, prompt, qwen2
 from recordings import AGREED
 
@@ -486,7 +487,7 @@ def test_indices_and_sizes_are_read_back():
 
 
 def _call_of(report, path):
-    from llmdebug_nb.explain.calls import Calls
+    from llmdebug_nb.graph.compared_calls import Calls
 
     return next(c for c in Calls(list(report.differences), "forward").all if c.path == path)
 

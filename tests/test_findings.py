@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import llmdebug_nb as ld
+from llmdebug_nb.causes import causes
 from llmdebug_nb.core.findings import Difference, Finding, LinePair, Pair, Source
 from llmdebug_nb.core.records import Frame, Record, Site, Summary
-from llmdebug_nb.explain import causes
-from llmdebug_nb.explain.summary import sentences
+from llmdebug_nb.findings.summary import sentences
 from llmdebug_nb.show.findings import detail
 from llmdebug_nb.show.html import finding_fragment
 from llmdebug_nb.show.telling import rows

@@ -17,7 +17,7 @@ from torch import nn
 
 import llmdebug_nb as ld
 from llmdebug_nb.core.listings import Listing
-from llmdebug_nb.explain.side_by_side import aligned
+from llmdebug_nb.source.side_by_side import aligned
 from llmdebug_nb.store import format as fmt
 
 GOLDEN = '''\

@@ -15,7 +15,7 @@ from llmdebug_nb.align.results import ResultMatches
 from llmdebug_nb.core.findings import Difference, Pair
 from llmdebug_nb.core.paths import ancestors
 from llmdebug_nb.core.records import Record, Site, Summary
-from llmdebug_nb.explain.flow import Flow
+from llmdebug_nb.graph.flow import Flow
 
 MANY = 20_000
 BUSY = 30.0  # CPU seconds of a busy machine; each takes less than two, and took minutes before

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import llmdebug_nb as ld
 from llmdebug_nb.core import opchecks
-from llmdebug_nb.explain.reference.onnx_calls import OnnxFacts
+from llmdebug_nb.reference.onnx_calls import OnnxFacts
 from llmdebug_nb.store.run import Run
 from models import prompt
 from onnx_models import exported
@@ -121,7 +121,7 @@ def test_a_node_alone_is_right(case):
 def test_a_node_that_asks_for_far_more_than_was_recorded_is_not_run(monkeypatch):
     run = _one("Expand", [X], large=(np.array([2, 3, 4]),))
     monkeypatch.setattr(
-        "llmdebug_nb.explain.reference.onnx_calls.OnnxCall._constants",
+        "llmdebug_nb.reference.onnx_calls.OnnxCall._constants",
         lambda self, axes, wide: {"1": np.array([10**6, 10**6, 3, 4])},
     )
     (call,) = ld.opcheck(run).result.calls

@@ -12,7 +12,7 @@ from llmdebug_nb.cli import main
 from llmdebug_nb.comparison.operator_error import Bound
 from llmdebug_nb.core import opchecks
 from llmdebug_nb.core.errors import OptionError
-from llmdebug_nb.explain import execution
+from llmdebug_nb.replay import execution
 from models import ARCHITECTURES
 from recordings import record
 from test_opcheck import DTYPES, FAULTS, _adds_up, _mlp, _plant

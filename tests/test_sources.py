@@ -11,8 +11,8 @@ import llmdebug_nb as ld
 from llmdebug_nb.core.findings import Coverage, Finding, Source
 from llmdebug_nb.core.places import shown
 from llmdebug_nb.core.records import Frame
-from llmdebug_nb.explain.runs import Side
-from llmdebug_nb.explain.sources import of_call
+from llmdebug_nb.findings.sources import of_call
+from llmdebug_nb.replay.runs import Side
 
 
 def sigmoid(x):

@@ -36,9 +36,9 @@ from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.core.findings import Difference, Expectation, Pair
 from llmdebug_nb.core.updates import History, Name, Step
-from llmdebug_nb.explain import blame
-from llmdebug_nb.explain.blame import Explanation
-from llmdebug_nb.explain.runs import Runs
+from llmdebug_nb.findings import blame
+from llmdebug_nb.findings.blame import Explanation
+from llmdebug_nb.replay.runs import Runs
 from llmdebug_nb.store import compiled, reader
 from llmdebug_nb.store.run import Run
 

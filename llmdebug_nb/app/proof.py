@@ -13,6 +13,7 @@ from llmdebug_nb.app import inside
 from llmdebug_nb.app.rerun import Step
 from llmdebug_nb.app.sides import sides
 from llmdebug_nb.capture.substitution import Place, Substitution
+from llmdebug_nb.causes import causes
 from llmdebug_nb.core.errors import LLMDebugError, ProofError
 from llmdebug_nb.core.findings import (
     Difference,
@@ -22,12 +23,11 @@ from llmdebug_nb.core.findings import (
 )
 from llmdebug_nb.core.paths import any_layer
 from llmdebug_nb.core.reasons import REJOINED
-from llmdebug_nb.explain import causes
-from llmdebug_nb.explain.flow import AGREES
-from llmdebug_nb.explain.operators import CannotReplay
-from llmdebug_nb.explain.placing import Placed, Put, alike, of_weights, placed
-from llmdebug_nb.explain.replay import largest_error, same
-from llmdebug_nb.explain.runs import Runs, Side
+from llmdebug_nb.graph.flow import AGREES
+from llmdebug_nb.replay.operators import CannotReplay
+from llmdebug_nb.replay.replay import largest_error, same
+from llmdebug_nb.replay.runs import Runs, Side
+from llmdebug_nb.search.graft_choice import Placed, Put, alike, of_weights, placed
 from llmdebug_nb.show.words import count_text
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from llmdebug_nb.app import settling
+from llmdebug_nb.app import noise_proof
 from llmdebug_nb.app.differences import Differences
-from llmdebug_nb.app.settling import Plain, settled
-from llmdebug_nb.comparison import clipping, epsilons, grain, padding
+from llmdebug_nb.app.noise_proof import Plain, settled
+from llmdebug_nb.causes import causes
+from llmdebug_nb.comparison import clipping, epsilons, padding, quantisation_steps
 from llmdebug_nb.comparison.coverage import coverage, why_incomparable
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import CorruptDumpError, OptionError, ProofError, nearest
@@ -33,13 +34,13 @@ from llmdebug_nb.core.lockstep import Lockstep
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.reasons import REJOINED
 from llmdebug_nb.core.tabular import Tabular
-from llmdebug_nb.explain import causes, listing
-from llmdebug_nb.explain.blame import Explanation
-from llmdebug_nb.explain.calls import first_divergence
-from llmdebug_nb.explain.summary import headline, sentences, unanswered
+from llmdebug_nb.findings.blame import Explanation
+from llmdebug_nb.findings.summary import headline, sentences, unanswered
+from llmdebug_nb.graph.compared_calls import first_divergence
 from llmdebug_nb.show.report_view import ReportView
 from llmdebug_nb.show.tokens import Tokenizer
 from llmdebug_nb.show.words import count_text, error_text, labels, verdicts_text
+from llmdebug_nb.source import listing
 from llmdebug_nb.store import expected as marks
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class Report(Tabular):
 
     @functools.cached_property
     def _plain(self) -> Plain:
-        return settling.plain(self._judging, self._blame)
+        return noise_proof.plain(self._judging, self._blame)
 
     @functools.cached_property
     def incomparable(self) -> str:
@@ -312,7 +313,8 @@ class Report(Tabular):
 
     def _quantised(self) -> list[str]:
         """Return a sentence each on quantised weights and activations, if there are any."""
-        return [says for of in (grain, clipping) if (says := of.says(self.differences))]
+        of = (quantisation_steps, clipping)
+        return [says for each in of if (says := each.says(self.differences))]
 
     def headlines(self) -> list[Headline]:
         """Return each finding in the words of the first screen."""

@@ -10,7 +10,7 @@ from llmdebug_nb.capture import unhookable
 from llmdebug_nb.capture.compat import pytorch, vllm_api
 from llmdebug_nb.capture.hooks.inspection import find_entries, find_fused
 from llmdebug_nb.capture.hooks.modules import EntryListener, HookedModule, Root
-from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.capture.source_lines import forward_of
 from llmdebug_nb.core import interrupts
 from llmdebug_nb.core.errors import CaptureError

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Protocol
 
 from llmdebug_nb.capture.compat import pytorch
-from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.capture.session_parts import Parts
 
 
 class GraphSource(Protocol):

@@ -12,10 +12,10 @@ from llmdebug_nb.capture.calls import Leaf, OpenCall
 from llmdebug_nb.capture.compat import pytorch, vllm_api
 from llmdebug_nb.capture.engines.vllm_steps import VllmSteps
 from llmdebug_nb.capture.generation import GenerateListener
-from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.capture.root_calls import RootCalls
 from llmdebug_nb.capture.root_finder import Describe, RootFinder
 from llmdebug_nb.capture.runtimes import GraphSource, Runtimes, has_llama
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.capture.sink import Sink
 from llmdebug_nb.core import interrupts
 from llmdebug_nb.core.errors import CaptureError, EmptyDumpError, OptionError

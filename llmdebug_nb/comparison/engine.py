@@ -24,8 +24,8 @@ from llmdebug_nb.comparison.measured import Measured, error_of
 from llmdebug_nb.comparison.modules import Modules
 from llmdebug_nb.comparison.threads import in_threads, one_by_one
 from llmdebug_nb.comparison.tolerance import UNMATCHED
+from llmdebug_nb.comparison.uninitialised_memory import Unwritten
 from llmdebug_nb.comparison.untouched import Steps
-from llmdebug_nb.comparison.unwritten import Unwritten
 from llmdebug_nb.comparison.weight_noise import Weights
 from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError

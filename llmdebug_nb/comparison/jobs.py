@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from llmdebug_nb.comparison import choices, clipping, grain, metrics, sorted_tokens
+from llmdebug_nb.comparison import choices, clipping, metrics, quantisation_steps, sorted_tokens
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.measured import OfTokens
 from llmdebug_nb.comparison.metrics import Metrics
@@ -142,7 +142,7 @@ def _compared(job: Job, g: torch.Tensor, m: torch.Tensor, custom: Custom) -> Out
             integers = stored[fit.integers].reshape(g.shape)
             of_grain, remark = clipping.compare(g, m, steps, integers, fit.integers)
         elif steps is not None:
-            of_grain, remark = grain.compare(g, m, steps)
+            of_grain, remark = quantisation_steps.compare(g, m, steps)
     floating = g.is_floating_point() and m.is_floating_point() and g.shape == m.shape
     if floating and may_hide(job.golden.summary) and may_hide(job.mine.summary):
         g, m = without_masked(g, m)

@@ -15,7 +15,7 @@ from llmdebug_nb.comparison.noise import Level, NoisePropagation
 from llmdebug_nb.comparison.siblings import Siblings
 from llmdebug_nb.comparison.tolerance import FOLLOWS, PASSED_ON, Judge, is_replaced, steps_of
 from llmdebug_nb.comparison.untouched import Steps, Untouched, Values
-from llmdebug_nb.comparison.uses import Uses
+from llmdebug_nb.comparison.used_outputs import Uses
 from llmdebug_nb.comparison.weight_noise import Weights
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import (

@@ -6,7 +6,7 @@ batch. What is made of these is judged where rows and tokens show again.
 
 from __future__ import annotations
 
-from llmdebug_nb.comparison.followed import Followed
+from llmdebug_nb.comparison.taint import Followed
 from llmdebug_nb.core.findings import Pair
 
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 import torch
 
 from llmdebug_nb.comparison import metrics
-from llmdebug_nb.comparison.followed import Followed
 from llmdebug_nb.comparison.measured import Measured, OfTokens
+from llmdebug_nb.comparison.taint import Followed
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.kernels.masks import hides_tokens

@@ -30,7 +30,7 @@ from llmdebug_nb.comparison.padding import MIXED, NO_TOKEN, Unasked
 from llmdebug_nb.comparison.siblings import Siblings
 from llmdebug_nb.comparison.sorted_tokens import SORTED, Sorted
 from llmdebug_nb.comparison.untouched import Untouched
-from llmdebug_nb.comparison.uses import Uses
+from llmdebug_nb.comparison.used_outputs import Uses
 from llmdebug_nb.comparison.weight_noise import TURNED, turned_by
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import (

@@ -354,7 +354,7 @@ class Proving(Protocol):
 class Finding:
     """A call that is to blame. ``op``: golden's class of the module, or the operator.
 
-    ``cause``: one of `explain/causes.py`. ``evidence``: the reasons, with figures. ``difference``:
+    ``cause``: one of `causes/causes.py`. ``evidence``: the reasons, with figures. ``difference``:
     the row that shows it. ``repro``: a Python script that replays the call from the two dumps.
     ``kernel``: for compiled code the kernel that computes the call in mine, or in golden if mine is
     not fused. ``expected``: the expectation that covers it, or None. ``golden``, ``mine``: the call

@@ -1,4 +1,4 @@
-"""A finding in the words of the first screen; `explain/summary.py` finds them."""
+"""A finding in the words of the first screen; `findings/summary.py` finds them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from llmdebug_nb.app.compare import Comparison, FileOr, Metrics, RunLike, calibr
 from llmdebug_nb.app.live_models import module_finder
 from llmdebug_nb.app.lockstep import frames
 from llmdebug_nb.app.lockstep.events import Program
-from llmdebug_nb.app.lockstep.meeting import Meeting, Rules, Wanted
+from llmdebug_nb.app.lockstep.pairing_live import Meeting, Rules, Wanted
 from llmdebug_nb.app.lockstep.program import Inputs, LocalProgram
 from llmdebug_nb.app.lockstep.remote import RemoteProgram
 from llmdebug_nb.app.lockstep.side import Side
@@ -35,7 +35,7 @@ from llmdebug_nb.core.lockstep import AT_FIRST, NOT_HERE, TIMEOUT, WINDOW, Locks
 from llmdebug_nb.core.option_parsing import parse_bytes
 from llmdebug_nb.core.option_signatures import shows_options
 from llmdebug_nb.core.options import EVERY_TOKEN, DumpKeywords, DumpOptions
-from llmdebug_nb.explain.runs import Runs
+from llmdebug_nb.replay.runs import Runs
 from llmdebug_nb.show.words import count_text, size_text
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ from llmdebug_nb.core.printable import printable_lines
 from llmdebug_nb.core.reasons import REJOINED
 from llmdebug_nb.core.records import Site
 from llmdebug_nb.core.tabular import Tabular
-from llmdebug_nb.explain.operators import CannotReplay
-from llmdebug_nb.explain.placing import in_place
+from llmdebug_nb.replay.operators import CannotReplay
+from llmdebug_nb.search.graft_choice import in_place
 from llmdebug_nb.show.tables import aligned
 from llmdebug_nb.show.words import count_text
 from llmdebug_nb.store.run import Run

@@ -15,7 +15,7 @@ from llmdebug_nb.app.report import Report
 from llmdebug_nb.core.errors import CompareError, OptionError
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.printable import bracketed, printable_lines
-from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.show.words import count_text
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from llmdebug_nb.capture.compiled.graphs import Graphs
 from llmdebug_nb.capture.compiled.origins import Frame
 from llmdebug_nb.capture.engines.vllm_steps import VllmSteps
 from llmdebug_nb.capture.hooks.modules import Args, HookedModule, Kwargs, Root
-from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.capture.root_calls import RootCalls
 from llmdebug_nb.capture.root_finder import Describe, RootFinder
 from llmdebug_nb.capture.session import Session
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.capture.sink import Sink
 from llmdebug_nb.core.errors import CaptureError, EmptyDumpError, OptionError, nearest
 from llmdebug_nb.core.options import DumpOptions

@@ -30,7 +30,7 @@ from llmdebug_nb.capture.engines.ggml_sources import Sources, name_of
 from llmdebug_nb.capture.engines.ggml_weights import Weights
 from llmdebug_nb.capture.engines.texts import Texts, parts_of
 from llmdebug_nb.capture.operators.kinds import OperatorFilter
-from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.core.columns import TOKEN_ROWS
 from llmdebug_nb.core.errors import CaptureError
 from llmdebug_nb.core.ggml import PREFIX, owner_of, text_of

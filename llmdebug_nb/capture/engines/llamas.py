@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from llmdebug_nb.capture.compat import llamacpp_api
 from llmdebug_nb.capture.compat.llamacpp_api import Llama
 from llmdebug_nb.capture.engines.llamacpp_steps import LlamaSteps
-from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.core.errors import CaptureError
 
 

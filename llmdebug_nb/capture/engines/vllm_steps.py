@@ -10,8 +10,8 @@ import torch
 
 from llmdebug_nb.capture.compat import vllm_api
 from llmdebug_nb.capture.compat.vllm_api import Runner, RunningStep, Scheduled
-from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.capture.request_filter import Part
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.core.columns import TOKEN_ROWS
 from llmdebug_nb.core.records import DUMMY, RootCall, TokenRow
 

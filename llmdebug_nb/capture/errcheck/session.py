@@ -9,9 +9,9 @@ from torch import nn
 from llmdebug_nb.capture.errcheck.checker import Checker
 from llmdebug_nb.capture.errcheck.optimizers import OptimizerSteps
 from llmdebug_nb.capture.errcheck.origins import Origin
-from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.capture.root_finder import Describe
 from llmdebug_nb.capture.session import EagerModules, Session
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.faults import ProcessCheck
 from llmdebug_nb.core.moments import Signal
