@@ -132,7 +132,7 @@ def report(golden: Run, mine: Run) -> Report:
         worst.site.path, worst.op, 0, causes.INTRODUCED, "made up for the benchmark", worst
     )
     found = Explanation([finding], [frozenset([worst.index])])
-    return Report(golden, mine, cast(Judging, Judged(rows)), lambda _: found)
+    return Report((golden, mine), cast(Judging, Judged(rows)), lambda _: found)
 
 
 class Judged:
@@ -146,6 +146,9 @@ class Judged:
 
     def is_large(self, index: int) -> bool:
         return False
+
+    def says(self) -> str:
+        return ""
 
 
 def verdict(error: float) -> RowVerdict:

@@ -20,8 +20,8 @@ from llmdebug_nb.causes.judge import Judge
 from llmdebug_nb.causes.tensor_kinds import near
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.findings import Difference, Pair
-from llmdebug_nb.core.reasons import REJOINED
 from llmdebug_nb.core.records import Record, Site, Summary
+from llmdebug_nb.core.rules import Rule
 from llmdebug_nb.graph.compared_calls import Calls, ComparedCall
 from llmdebug_nb.graph.data_dependence import Origin
 from llmdebug_nb.graph.flow import Flow
@@ -537,7 +537,7 @@ def test_cosines_are_equal_in_effect_if_all_that_takes_them_is_the_attention_of_
     assert flat_report.verdict in AGREED
     places = {("part.turn", "output"), ("part.block", "input"), ("part.block.attention", "input")}
     alone = [d for d in flat_report.differences if d.pair.mine is None]
-    rejoined = {(d.site.path, d.site.role) for d in alone if d.reason == REJOINED}
+    rejoined = {(d.site.path, d.site.role) for d in alone if d.rule is Rule.REJOINED}
     assert places <= rejoined, {(d.site.path, d.site.role): d.reason for d in alone}
 
 

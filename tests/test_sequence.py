@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from llmdebug_nb.align import pairing
 from llmdebug_nb.align.sequence import CallFeatures, agreement, align, digits
+from llmdebug_nb.core.reasons import Reason
 from llmdebug_nb.core.records import Record, Site, Summary
 
 OPS = ("linear", "matmul", "add", "mul", "softmax", "silu")
@@ -198,7 +199,7 @@ def test_a_run_pairs_with_itself_completely(sides):
     records = _records(sides[0])
     pairs = pairing.pair(records, records)
     assert [(p.golden.id, p.mine.id, p.why) for p in pairs] == [
-        (r.id, r.id, pairing.SAME_SITE) for r in records
+        (r.id, r.id, Reason.SAME_SITE.text) for r in records
     ]
 
 

@@ -1042,7 +1042,7 @@ def test_operators_count_where_they_were_called_and_parameters_of_no_module_nowh
         }
     )
     near, alone = Counter({"a/aten.add.Tensor": 1}), Counter({"a.b/aten.mul.Tensor": 2})
-    tree = Tree(nodes, rows, Counter(), near, alone)
+    tree = Tree(nodes, rows, Counter(), (near, alone, Counter()))
     assert [tree._view(i)["rows"] for i in range(3)] == [14, 10, 2]
     assert [tree._view(i)["verdict"] for i in range(3)] == [
         "within_noise",

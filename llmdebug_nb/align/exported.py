@@ -12,11 +12,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from llmdebug_nb.align import sequence
 from llmdebug_nb.align.calls import RecordedCall, identifies
 from llmdebug_nb.align.sequence import CallFeatures, MatchTolerance
+from llmdebug_nb.core.reasons import Reason, Why
 from llmdebug_nb.core.records import EXPORTED, Record
 
-SAME_RESULT = "same result in the order of both"
-SAME_KIND = "same kind of operation in the order of both"
-HANDED_ON = "the same tensor as one that is paired"
 # classes of modules and types of nodes that compute the same; any other matches by value alone
 _KINDS = {
     "matmul": "Linear Conv1D MatMul Gemm FusedMatMul FusedGemm MatMulInteger MatMulNBits",
@@ -37,7 +35,7 @@ def match_results(
     mine: Sequence[RecordedCall],
     tolerance: MatchTolerance,
     nameless: bool,
-) -> Iterator[tuple[RecordedCall, RecordedCall, str, bool]]:
+) -> Iterator[tuple[RecordedCall, RecordedCall, Why, bool]]:
     """Yield unpaired calls whose results match, in the order of both, with the reason.
 
     ``nameless``: the graph does not name its modules. Then the kind of operation decides if the
@@ -54,9 +52,9 @@ def match_results(
             continue
         same_kind = sides[0][i].op == sides[1][j].op
         if sequence.agreement(left, right) >= tolerance.sure_digits:
-            yield golden[i], mine[j], SAME_RESULT, same_kind
+            yield golden[i], mine[j], Why(Reason.SAME_RESULT), same_kind
         elif same_kind and left.shape == right.shape:
-            yield golden[i], mine[j], SAME_KIND, same_kind
+            yield golden[i], mine[j], Why(Reason.SAME_KIND), same_kind
 
 
 def _distinct_results(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
@@ -79,7 +77,7 @@ def match_copies(
     calls: Sequence[RecordedCall],
     paired_ids: Collection[int],
     pairs: Iterable[tuple[Record, Record]],
-) -> Iterator[tuple[Record, Record, str]]:
+) -> Iterator[tuple[Record, Record, Why]]:
     """Yield unpaired records of modules that equal a paired record, with that record's partner.
 
     ``paired_ids``: ids of records with a partner. ``pairs``: this side's record first.
@@ -92,8 +90,8 @@ def match_copies(
         pair = known.get((record.summary.fingerprint, record.summary.shape))
         if pair is not None:
             s = pair[0].site
-            why = f"{HANDED_ON}: it is {s.role}[{s.slot}] of {s.path or 'the root'}"
-            yield record, pair[1], why
+            where = f": it is {s.role}[{s.slot}] of {s.path or 'the root'}"
+            yield record, pair[1], Why(Reason.HANDED_ON, where)
 
 
 def _features(call: RecordedCall, side: str, nameless: bool) -> CallFeatures:

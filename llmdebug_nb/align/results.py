@@ -19,7 +19,6 @@ from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import CallKey, Record
 from llmdebug_nb.core.results import Results
 
-EARLIER = "same values in an earlier step"
 _Slot = tuple[str, str]  # path and slot
 _Key = tuple[str, tuple[object, ...]]
 _Place = tuple[str, int, int, str, str]  # path, call of how many, role and slot
@@ -104,7 +103,7 @@ def place_results(
     for record in filter(golden.__contains__, moved):
         found = pairs[record.id]
         found[:] = [
-            replace(pair, elsewhere="", alone="") if pair.mine in mine else pair for pair in found
+            replace(pair, elsewhere="", alone=None) if pair.mine in mine else pair for pair in found
         ]
 
 
@@ -160,7 +159,7 @@ def _keys(record: Record) -> tuple[_Key, ...]:
 
 
 class RoleMatches:
-    """Pairs tensors that values can't tell by the part that they play: as an earlier step did.
+    """Pairs tensors whose values identify nothing, at the places that matched in an earlier step.
 
     Two places that held the same values in an earlier step belong together. So a step of one token
     is paired, whose positions are one number, and a step that differs. Where integers have no

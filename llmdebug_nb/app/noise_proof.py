@@ -1,4 +1,4 @@
-"""What the search for causes tells of rows; and noise that calls magnify beyond its limits.
+"""Update verdicts with the results of the search; accept errors that replays prove to be noise.
 
 How much a call amplifies is estimated from others of its kind, so the limit of an ill-conditioned
 one may be too low. Where a replay proves that all blamed calls only pass their inputs on, and the
@@ -12,15 +12,12 @@ from dataclasses import dataclass, replace
 
 from llmdebug_nb.causes import causes
 from llmdebug_nb.comparison.judging import Judging
-from llmdebug_nb.comparison.padding import MIXED, NO_TOKEN
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import EXPECTED, Difference
-from llmdebug_nb.core.reasons import AFTER_TIE, REJOINED
+from llmdebug_nb.core.findings import EXPECTED, Difference, RowVerdict
 from llmdebug_nb.core.results import Results
+from llmdebug_nb.core.rules import Rule
 from llmdebug_nb.findings.blame import Explanation
 
-_PASSED_ON = "a replay shows that it follows from what is expected"
-_MAGNIFIED = "a replay shows that it is the noise of its inputs, magnified"
 Blame = Callable[[Sequence[Difference]], Explanation]
 
 
@@ -52,7 +49,11 @@ class Plain:
 def _within(row: Difference) -> Difference:
     if row.verdict != EXPECTED or row.expected is not None:
         return row
-    return replace(row, verdict="within_noise", reason=_MAGNIFIED)
+    return _ruled(row, "within_noise", Rule.MAGNIFIED)
+
+
+def _ruled(row: Difference, verdict: RowVerdict, rule: Rule) -> Difference:
+    return replace(row, verdict=verdict, rule=rule, reason=rule.text)
 
 
 def plain(judging: Judging, blame: Blame) -> Plain:
@@ -77,18 +78,18 @@ def _asks_for_padding(now: Plain) -> bool:
 
     Or a result is made of all places.
     """
-    if any(row.reason == MIXED for row in now.rows):
+    if any(row.rule is Rule.MIXED for row in now.rows):
         results = Results(row.pair.golden for row in now.rows)
-        if any(row.reason == MIXED and row.pair.golden in results for row in now.rows):
+        if any(row.rule is Rule.MIXED and row.pair.golden in results for row in now.rows):
             return True
-    if not now.explanation.findings or not any(row.reason == NO_TOKEN for row in now.rows):
+    if not now.explanation.findings or not any(row.rule is Rule.NO_TOKEN for row in now.rows):
         return False
     first = now.explanation.findings[0]
     return first.cause == causes.INHERITED or _is_right_at_tokens(first.difference)
 
 
 def _is_right_at_tokens(row: Difference | None) -> bool:
-    return row is not None and row.reason == NO_TOKEN and row.site.role == "output"
+    return row is not None and row.rule is Rule.NO_TOKEN and row.site.role == "output"
 
 
 def _may_be_noise(explanation: Explanation, made: Sequence[Difference]) -> bool:
@@ -104,11 +105,11 @@ def settled(rows: list[Difference], explanation: Explanation) -> list[Difference
 
     def known(d: Difference) -> Difference:
         if d.verdict != EXPECTED and d.index in explanation.rejoins:
-            return replace(d, verdict="unmatched", reason=REJOINED)
+            return _ruled(d, "unmatched", Rule.REJOINED)
         if d.verdict == "diverged" and d.index in explanation.passed_on:
-            return replace(d, verdict=EXPECTED, reason=_PASSED_ON)
+            return _ruled(d, EXPECTED, Rule.REPLAYED)
         if d.verdict == "diverged" and d.index in explanation.behind_ties:
-            return replace(d, verdict="unmatched", reason=AFTER_TIE)
+            return _ruled(d, "unmatched", Rule.AFTER_TIE)
         return d
 
     found = explanation.rejoins, explanation.passed_on, explanation.behind_ties

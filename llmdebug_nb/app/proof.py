@@ -22,7 +22,7 @@ from llmdebug_nb.core.findings import (
     Proof,
 )
 from llmdebug_nb.core.paths import any_layer
-from llmdebug_nb.core.reasons import REJOINED
+from llmdebug_nb.core.rules import Rule
 from llmdebug_nb.graph.flow import AGREES
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.replay import largest_error, same
@@ -260,7 +260,7 @@ def _proof(
 
 
 def _agrees(d: Difference) -> bool:
-    return d.verdict in AGREES or d.reason == REJOINED
+    return d.verdict in AGREES or d.rule is Rule.REJOINED
 
 
 def _words(place: str, agrees: bool, count: int, left: int, behind: Finding | None) -> str:

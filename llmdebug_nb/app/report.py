@@ -32,7 +32,7 @@ from llmdebug_nb.core.headline import Headline
 from llmdebug_nb.core.listings import Listing
 from llmdebug_nb.core.lockstep import Lockstep
 from llmdebug_nb.core.printable import printable
-from llmdebug_nb.core.reasons import REJOINED
+from llmdebug_nb.core.rules import Rule
 from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.findings.blame import Explanation
 from llmdebug_nb.findings.summary import headline, sentences, unanswered
@@ -81,22 +81,20 @@ class Report(Tabular):
 
     def __init__(
         self,
-        golden: Run,
-        mine: Run,
+        sides: tuple[Run, Run],
         judging: Judging,
         blame: Callable[[Sequence[Difference]], Explanation],
-        limits: str = "",
         problems: Sequence[str] = (),
         again: LiveModels | None = None,
         expected: list[Expectation] | None = None,
     ) -> None:
-        self.golden, self.mine = golden, mine
-        self.limits, self.problems = limits, list(problems)
+        self.golden, self.mine = sides
+        self.limits, self.problems = judging.says(), list(problems)
         self._judging, self._blame = judging, blame
         self._views: weakref.WeakSet[ReportView] = weakref.WeakSet()
         self._again = again
         try:
-            self.expected = marks.read(golden, mine) if expected is None else expected
+            self.expected = marks.read(*sides) if expected is None else expected
         except CorruptDumpError as error:
             self.expected = []
             self.problems.append(str(error))
@@ -397,7 +395,7 @@ class Report(Tabular):
     def notes(self) -> list[str]:
         """Return the notes that limit the verdict, such as rows that could not be compared."""
         fine = [d for d in self.differences if d.verdict == "unmatched" and not d.is_mismatch]
-        inside = sum(d.reason != REJOINED for d in fine)
+        inside = sum(d.rule is not Rule.REJOINED for d in fine)
         alone = self._counts["unmatched"] - len(fine)
         notes = []
         if inside:

@@ -8,7 +8,7 @@ the blame passes to the calls before it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from llmdebug_nb.causes import causes, evidence_text, overflow, scalars, verify, weight_order
@@ -28,15 +28,13 @@ from llmdebug_nb.causes.weights import Weights
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.paths import common_ancestor, module_of
-from llmdebug_nb.core.reasons import AFTER_TIE
+from llmdebug_nb.core.rules import Rule
 from llmdebug_nb.graph.compared_calls import Calls, ComparedCall, as_one, same_operator
 from llmdebug_nb.graph.flow_calls import FlowCall
 from llmdebug_nb.graph.region import Region
 from llmdebug_nb.replay.runs import Runs
 from llmdebug_nb.search.frontier import Frontier
 from llmdebug_nb.search.narrowing import Narrowing
-
-LAST = (causes.INHERITED, causes.CARRIED_OVER, causes.NONDETERMINISTIC, causes.NEAR_TIE)
 
 
 @dataclass
@@ -45,7 +43,7 @@ class Blamed:
 
     ``region``: where the two programs part. ``places``: the modules of golden and mine, if the
     code of a module is blamed and not a call. ``named``: the path that the finding has, if it is
-    not that of the call. ``steps``: in how many steps.
+    not that of the call. ``steps``: in how many steps. ``rule``: the name of what decided.
     """
 
     call: ComparedCall
@@ -56,6 +54,30 @@ class Blamed:
     places: tuple[str, str] | None = None
     named: str | None = None
     steps: int = 1
+    rule: str = ""
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A region to be judged. ``own``: the call of its row. ``golden``, ``mine``: what computes."""
+
+    region: Region
+    own: ComparedCall
+    golden: list[ComparedCall]
+    mine: list[ComparedCall]
+
+    @property
+    def row(self) -> Difference:
+        return self.region.row
+
+    @property
+    def is_one_sided(self) -> bool:
+        return bool(self.golden) != bool(self.mine)
+
+    @property
+    def both(self) -> tuple[list[ComparedCall], list[ComparedCall]]:
+        """The calls of both; what only one program's records hold counts for the other, too."""
+        return self.golden or self.mine, self.mine or self.golden
 
 
 class Judge:
@@ -70,7 +92,8 @@ class Judge:
         self._flows = frontier.flows
         self.narrowing = Narrowing(frontier.flows, frontier.origins, runs)
         self.turning = Turning(frontier.flows, runs)
-        self._behind_tie = any(d.reason == AFTER_TIE for d in differences if d.verdict == EXPECTED)
+        expected = (d for d in differences if d.verdict == EXPECTED)
+        self._behind_tie = any(d.rule is Rule.AFTER_TIE for d in expected)
         self._tested, self._rounding = 0, OwnRounding(differences)
         self.made = False  # True once a call is known to have made an error
 
@@ -79,97 +102,77 @@ class Judge:
         expected = region.expected
         region = replace(self.narrowing.narrowed(region), expected=expected)
         found = self.cause(region)
-        self.made = self.made or found.cause not in LAST
+        self.made = self.made or not causes.about(found.cause).is_last
         evidence = f"{found.evidence}{evidence_text.of_expected(expected, self._behind_tie)}"
         return replace(found, region=found.region or region, evidence=evidence)
 
     def cause(self, region: Region) -> Blamed:
-        """Return the cause of a region's error."""
-        row = region.row
-        own = self.calls.of(row)
+        """Return the cause of a region's error: what the first of `RULES` says that fits."""
+        own = self.calls.of(region.row)
         assert own is not None
-        if row.site.role == "weight":
-            if row.metrics.get("channels_off"):  # certain, whatever noise hides of its effect
-                evidence = f"its parameter {row.site.slot} differs: {row.reason}"
-                return Blamed(own, causes.WEIGHT, evidence, row)
-            return self.by_setting(own) or Blamed(
-                own, causes.WEIGHT, evidence_text.of_difference(row), row
-            )
-        infinite = any(d.error == math.inf for d in region.expected)
-        call = None if infinite else overflow.first(self.calls, row)
-        if call is not None:
-            return Blamed(call, causes.OVERFLOW, overflow.words(call), call.outputs[0])
-        reordered = self._reordered(region)
-        if reordered is not None:
-            return reordered
-        if region.numbers is not None:  # the call itself computes correctly
-            theirs, ours = (calls[0] for calls in self.calls.both(region))
-            evidence = f"{evidence_text.of_numbers(region)}; {evidence_text.of_difference(row)}"
-            return Blamed(as_one(theirs, ours), causes.SCALAR, evidence, row)
-        golden, mine = self._acts(region)
-        given = row.site.role == "input" or region.before is not None
-        if (given and not golden and not mine) or self._is_from_caller(region):
-            return self._between(own, row, region)
-        if bool(golden) != bool(mine):
-            idle = self.narrowing.idle(region)
-            if idle is not None:
-                return self._idle(golden, idle, region)
-            at = int(not golden)
-            other = (region.golden, region.mine)[1 - at]
-            if any(call.inner for call in other) and not self.calls.has_operators[1 - at]:
-                return self._between(own, row, region)  # code that was not recorded does it there
-            if (golden or mine)[-1].one_sided:
-                first = self._first_alone(golden or mine, region, at)
-                found = self._one_sided(first, ("golden", "mine")[at], row, region.before)
-                told = evidence_text.of_missing(region, self._flows[0])
-                return replace(found, evidence=told or found.evidence)
-            golden = mine = golden or mine  # what the other program does there, it passes on
-        if golden and mine and region.is_given_another(self._flows[1]):
-            return self._given(golden, mine, row)
-        if golden and golden[-1] is not mine[-1]:
-            if any(call.is_operator for call in (*golden, *mine)):
-                return self._rewritten(golden, mine, row)
-            return self._between(own, row, region)
-        call = own if not mine or self.calls.is_made_around(mine[-1], own) else mine[-1]
-        outside = [any(c.inner for c in side) for side in (region.golden, region.mine)]
-        if row.site.role == "output" and outside[0] != outside[1] and call.same_kind:
-            return self._between(own, row, region)  # the code around gives it other arguments
-        setting = self.by_setting(call)
-        if setting is not None:
-            evidence = f"{setting.evidence}; {evidence_text.of_inputs(call)}"
-            return replace(setting, evidence=f"{evidence}; {evidence_text.of_difference(row)}")
-        return self._run_again(call, row)
+        case = _Case(region, own, *self._acts(region))
+        for rule in RULES:
+            found = rule(self, case)
+            if found is not None:
+                return replace(found, rule=found.rule or rule.__name__.strip("_"))
+        return self._run_again(case)
 
-    def _reordered(self, region: Region) -> Blamed | None:
-        """Blame weights that lie in another order than golden has them, fused or not."""
-        golden, mine = region.takes
-        row = self.turning.wrong(region)
-        if row is not None:
-            words = "mine turns other channels of a head together than golden, and the rows of"
-            return self._misplaced(
-                region, row, f"{words} {module_on(row, 1)} are not in that order"
-            )
-        row = weight_order.never_undone(self._flows, region.entries)
-        if row is not None:
-            words = f"{module_on(row, 1)} has golden's rows in another order"
-            return self._misplaced(region, row, f"{words}, and mine takes none of golden's parts")
+    # -- the rules, see RULES ---------------------------------------------------------------------
+
+    def _wrong_weight(self, case: _Case) -> Blamed | None:
+        """The row is a weight's."""
+        row = case.row
+        if row.site.role != "weight":
+            return None
+        if row.metrics.get("channels_off"):  # certain, whatever noise hides of its effect
+            evidence = f"its parameter {row.site.slot} differs: {row.reason}"
+            return Blamed(case.own, causes.WEIGHT, evidence, row)
+        return self.by_setting(case.own) or Blamed(
+            case.own, causes.WEIGHT, evidence_text.of_difference(row), row
+        )
+
+    def _overflow(self, case: _Case) -> Blamed | None:
+        """Infinities begin at a call."""
+        if any(d.error == math.inf for d in case.region.expected):
+            return None
+        call = overflow.first(self.calls, case.row)
+        if call is None:
+            return None
+        return Blamed(call, causes.OVERFLOW, overflow.words(call), call.outputs[0])
+
+    def _rotated_otherwise(self, case: _Case) -> Blamed | None:
+        """Mine's rotation takes other channels of a head together than its weights are made for."""
+        row = self.turning.wrong(case.region)
+        if row is None:
+            return None
+        words = "mine turns other channels of a head together than golden, and the rows of"
+        words = f"{words} {module_on(row, 1)} are not in that order"
+        return self._misplaced(case.region, row, words)
+
+    def _order_never_undone(self, case: _Case) -> Blamed | None:
+        """A weight's rows lie in another order, and nothing of mine puts them back."""
+        row = weight_order.never_undone(self._flows, case.region.entries)
+        if row is None:
+            return None
+        words = f"{module_on(row, 1)} has golden's rows in another order"
+        words = f"{words}, and mine takes none of golden's parts"
+        return self._misplaced(case.region, row, words)
+
+    def _weights_in_other_order(self, case: _Case) -> Blamed | None:
+        """Weights that take one input lie in another order, as gate and up."""
+        golden, mine = case.region.takes
         rows = None
         if golden is not None and mine is not None:
             rows = weight_order.in_other_order(self._flows, golden, mine)
         if rows is None:
-            return self._unlike_other_layers(region)
+            return None
         theirs, ours = (" and ".join(dict.fromkeys(module_on(d, n) for d in rows)) for n in (0, 1))
         words = f"the weights of {theirs} lie in another order in mine: {ours}"
-        return self._misplaced(region, rows[0], words)
+        return self._misplaced(case.region, rows[0], words)
 
-    def _misplaced(self, region: Region, row: Difference, words: str) -> Blamed | None:
-        """Blame a weight whose values lie in other places."""
-        call = self.calls.of(row)
-        evidence = f"{words}; {evidence_text.of_difference(region.row)}"
-        return None if call is None else Blamed(call, causes.WEIGHT, evidence, row)
-
-    def _unlike_other_layers(self, region: Region) -> Blamed | None:
-        """Blame a weight that makes what a region takes, and lies otherwise than in most layers."""
+    def _unlike_other_layers(self, case: _Case) -> Blamed | None:
+        """A weight that makes what a region takes lies otherwise than in most layers."""
+        region = case.region
         taken = [d.pair.golden for d in region.entries if d.pair.golden is not None]
         inner = [c for call in region.golden for c in call.inner]  # code around them may take any
         taken += [r for c in inner for r in c.outputs if r.id < region.row.pair.either.id]
@@ -180,6 +183,95 @@ class Judge:
             f"the weight of {module_on(row, 0)} lies in {module_on(row, 1)} otherwise than it does"
         )
         return self._misplaced(region, row, f"{words} in most layers")
+
+    def _another_number(self, case: _Case) -> Blamed | None:
+        """With golden's number, mine's call gives what golden computes."""
+        if case.region.numbers is None:
+            return None
+        theirs, ours = (calls[0] for calls in self.calls.both(case.region))
+        evidence = evidence_text.of_numbers(case.region)
+        evidence = f"{evidence}; {evidence_text.of_difference(case.row)}"
+        return Blamed(as_one(theirs, ours), causes.SCALAR, evidence, case.row)
+
+    def _given_from_outside(self, case: _Case) -> Blamed | None:
+        """No call of the region computes: the tensor comes from its caller, or from code around."""
+        given = case.row.site.role == "input" or case.region.before is not None
+        if (given and not case.golden and not case.mine) or self._is_from_caller(case.region):
+            return self._between(case)
+        return None
+
+    def _idle_module(self, case: _Case) -> Blamed | None:
+        """A module of mine computes, and gives what it takes."""
+        idle = self.narrowing.idle(case.region) if case.is_one_sided else None
+        return None if idle is None else self._idle(case.golden, idle, case.region)
+
+    def _unrecorded_code(self, case: _Case) -> Blamed | None:
+        """One program calls operators where the other one's code was not recorded."""
+        if not case.is_one_sided:
+            return None
+        at = int(not case.golden)
+        other = (case.region.golden, case.region.mine)[1 - at]
+        unseen = any(call.inner for call in other) and not self.calls.has_operators[1 - at]
+        return self._between(case) if unseen else None
+
+    def _only_one_program_calls_it(self, case: _Case) -> Blamed | None:
+        """Only one program makes the calls; else what the other one does there, it passes on."""
+        calls = case.golden or case.mine
+        if not case.is_one_sided or not calls[-1].one_sided:
+            return None
+        at = int(not case.golden)
+        first = self._first_alone(calls, case.region, at)
+        found = self._one_sided(first, ("golden", "mine")[at], case.row, case.region.before)
+        told = evidence_text.of_missing(case.region, self._flows[0])
+        return replace(found, evidence=told or found.evidence)
+
+    def _given_another_tensor(self, case: _Case) -> Blamed | None:
+        """Mine's call takes another tensor of golden's than golden's call does."""
+        golden, mine = case.both
+        if golden and mine and case.region.is_given_another(self._flows[1]):
+            return self._given(golden, mine, case.row)
+        return None
+
+    def _written_otherwise(self, case: _Case) -> Blamed | None:
+        """The last calls of the two programs are not one call."""
+        golden, mine = case.both
+        if not golden or golden[-1] is mine[-1]:
+            return None
+        if any(call.is_operator for call in (*golden, *mine)):
+            return self._rewritten(golden, mine, case.row)
+        return self._between(case)
+
+    def _other_arguments(self, case: _Case) -> Blamed | None:
+        """The code around gives the call other arguments."""
+        call, region = self._last(case), case.region
+        outside = [any(c.inner for c in side) for side in (region.golden, region.mine)]
+        if case.row.site.role == "output" and outside[0] != outside[1] and call.same_kind:
+            return self._between(case)
+        return None
+
+    def _other_setting(self, case: _Case) -> Blamed | None:
+        """A weight, an operator, an argument or an attribute differs."""
+        call = self._last(case)
+        setting = self.by_setting(call)
+        if setting is None:
+            return None
+        evidence = f"{setting.evidence}; {evidence_text.of_inputs(call)}"
+        return replace(setting, evidence=f"{evidence}; {evidence_text.of_difference(case.row)}")
+
+    # ---------------------------------------------------------------------------------------------
+
+    def _last(self, case: _Case) -> ComparedCall:
+        """Return the call that gives a region's row."""
+        _, mine = case.both
+        if not mine or self.calls.is_made_around(mine[-1], case.own):
+            return case.own
+        return mine[-1]
+
+    def _misplaced(self, region: Region, row: Difference, words: str) -> Blamed | None:
+        """Blame a weight whose values lie in other places."""
+        call = self.calls.of(row)
+        evidence = f"{words}; {evidence_text.of_difference(region.row)}"
+        return None if call is None else Blamed(call, causes.WEIGHT, evidence, row)
 
     def _is_from_caller(self, region: Region) -> bool:
         """Tell whether mine is called with the tensor, which golden may make itself."""
@@ -198,8 +290,9 @@ class Judge:
             [c for c in mine if c.mine in kept[1] and not changes_nothing(c)],
         )
 
-    def _between(self, call: ComparedCall, row: Difference, region: Region) -> Blamed:
+    def _between(self, case: _Case) -> Blamed:
         """Blame the code before a call: it is given something else, made from what agrees."""
+        call, row, region = case.own, case.row, case.region
         kind, holder = kind_of(row), self.calls.holder(call)
         made = origin(row, self.calls)
         if kind is not None and row.site.role == "input":
@@ -364,8 +457,9 @@ class Judge:
         around = (c for c in self.calls.all if c.path == module and c.key[:4] == run_pass)
         return next((c for c in around if c.bad_output), call)
 
-    def _run_again(self, suspect: ComparedCall, row: Difference) -> Blamed:
+    def _run_again(self, case: _Case) -> Blamed:
         """Blame a suspect by its records, and by a replay."""
+        suspect, row = self._last(case), case.row
         changed = self.weights.updates.unknown(suspect, row)
         cause, inputs = self._by_records(suspect, changed)
         golden, mine = suspect.ops
@@ -376,18 +470,21 @@ class Judge:
         test = verify.by_chance if late else verify.test
         tested = test(suspect, self.runs) if row.verdict == "diverged" else None
         if tested is None:
-            return Blamed(suspect, cause, evidence, row)
+            return Blamed(suspect, cause, evidence, row, rule="by_records")
         self._tested += 1
         if tested.kind == verify.RANDOM:
-            return Blamed(suspect, causes.NONDETERMINISTIC, tested.words, row)
+            return Blamed(suspect, causes.NONDETERMINISTIC, tested.words, row, rule="random")
         if tested.kind == verify.PASSES_ON:
             source = None if self.made else self._before(suspect)
-            return source or Blamed(suspect, causes.INHERITED, f"{tested.words}; {evidence}", row)
+            if source is not None:
+                return replace(source, rule="made_before")
+            evidence = f"{tested.words}; {evidence}"
+            return Blamed(suspect, causes.INHERITED, evidence, row, rule="passes_on")
         if tested.kind == verify.MAKES and (suspect.is_operator or not changed):
             cause = causes.INTRODUCED
         if tested.kind == verify.MAKES or tested.score:
             evidence = f"{evidence}; {tested.words}"
-        return Blamed(suspect, cause, evidence, row)
+        return Blamed(suspect, cause, evidence, row, rule="replayed")
 
     def _by_records(self, call: ComparedCall, changed: str) -> tuple[str, str]:
         """Return the cause, and a clause on the inputs, from the records alone."""
@@ -433,3 +530,23 @@ class Judge:
         row = max(call.outputs, key=lambda d: d.error or 0.0)
         words = f"{words}; {suspect.path} magnifies that error beyond its limit"
         return Blamed(call, causes.INTRODUCED, words, row)
+
+
+# tried in this order: the first that fits is the cause; else the call is replayed
+RULES: tuple[Callable[[Judge, _Case], Blamed | None], ...] = (
+    Judge._wrong_weight,
+    Judge._overflow,
+    Judge._rotated_otherwise,
+    Judge._order_never_undone,
+    Judge._weights_in_other_order,
+    Judge._unlike_other_layers,
+    Judge._another_number,
+    Judge._given_from_outside,
+    Judge._idle_module,
+    Judge._unrecorded_code,
+    Judge._only_one_program_calls_it,
+    Judge._given_another_tensor,
+    Judge._written_otherwise,
+    Judge._other_arguments,
+    Judge._other_setting,
+)

@@ -18,7 +18,7 @@ from llmdebug_nb.causes import causes
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import is_operator
-from llmdebug_nb.core.reasons import FOLDED, INNER
+from llmdebug_nb.core.reasons import OF_GRAPH
 from llmdebug_nb.core.records import EXPORTED, CallKey, Record
 from llmdebug_nb.graph.compared_calls import ComparedCall
 from llmdebug_nb.replay.execution import quiet
@@ -41,7 +41,7 @@ class BlamedNode:
 
 def is_crossed(differences: Sequence[Difference]) -> bool:
     """Tell whether one run is of an exported graph, and the other is not."""
-    return any(d.pair.why in (FOLDED, INNER) for d in differences)
+    return any(d.pair.reason in OF_GRAPH for d in differences)
 
 
 def comparable(differences: Sequence[Difference]) -> list[Difference]:
@@ -49,7 +49,7 @@ def comparable(differences: Sequence[Difference]) -> list[Difference]:
 
     A graph's operators belong to no call of the model, even if a tensor of it holds their values.
     """
-    return [d for d in differences if d.pair.why not in (FOLDED, INNER) and d.pair.at_its_place]
+    return [d for d in differences if d.pair.reason not in OF_GRAPH and d.pair.at_its_place]
 
 
 class NodeSearch:

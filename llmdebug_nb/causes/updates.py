@@ -18,9 +18,9 @@ from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import ancestors, module_of, within
 from llmdebug_nb.core.placement import unshared
 from llmdebug_nb.core.records import CallKey
-from llmdebug_nb.core.updates import History, Name, Sample, Step
 from llmdebug_nb.graph.compared_calls import ComparedCall
 from llmdebug_nb.replay.runs import Runs
+from llmdebug_nb.store.weight_history import History, Name, Sample, Step
 
 
 class _Then(NamedTuple):

@@ -57,9 +57,9 @@ class Job:
     @property
     def key(self) -> Hashable:
         """What the outcome depends on: jobs of one key have one outcome."""
-        says = self.fit and self.fit.says
+        fit = self.fit and self.fit.key
         others = tuple(record.payload for record in (*self.scores, *(self.places or ())))
-        return self.golden.payload, self.mine.payload, self.logits, says, self.blanks, others
+        return self.golden.payload, self.mine.payload, self.logits, fit, self.blanks, others
 
 
 @dataclass(frozen=True, slots=True)

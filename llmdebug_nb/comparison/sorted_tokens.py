@@ -21,8 +21,6 @@ from llmdebug_nb.core.kernels.nearest import nearest_rows
 from llmdebug_nb.core.paths import is_operator, sorts
 from llmdebug_nb.core.records import CallKey
 
-SORTED = "its rows are tokens in another order, as sorted by their experts"
-
 
 def in_any_order(
     golden: torch.Tensor, mine: torch.Tensor, count: int, in_place: metrics.Metrics

@@ -1,4 +1,4 @@
-"""Tokens that no choice made differently at a near tie has touched: behind it, these are compared.
+"""After a near tie, compare only the tokens that the different choice cannot have influenced.
 
 Rounding may choose other experts, or another token, rightly. What is computed of that token differs
 from then on, and what attends to it. Where a token sees only those before it, these stay what they

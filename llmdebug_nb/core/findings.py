@@ -11,7 +11,7 @@ import math
 import os
 import re
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from glob import escape, has_magic
 from pathlib import Path
@@ -21,8 +21,9 @@ from llmdebug_nb.core.errors import ProofError, StoreError
 from llmdebug_nb.core.paths import matches
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.quick import quick
-from llmdebug_nb.core.reasons import EXCUSED, REJOINED
+from llmdebug_nb.core.reasons import EXCUSED, Reason
 from llmdebug_nb.core.records import Frame, Kernel, Record, Site
+from llmdebug_nb.core.rules import Rule
 from llmdebug_nb.core.urls import on_this_machine
 
 if TYPE_CHECKING:
@@ -44,15 +45,17 @@ _ESCAPED = re.compile(r"\[[*?[]\]")  # what glob.escape makes of a wildcard
 class Fit(Protocol):
     """Brings two tensors to one shape.
 
-    ``says``: how, in words. ``whole``: whether every element of both takes part; else ``places``
-    are the flat indices, int64[n], of those of golden (0) or mine (1) that do, None for all that
-    both runs have. ``grain``: of a quantised weight, makes the distance of the values that each
-    element can have. ``shared``: what takes no part are rows and tokens that the other run was not
-    given.
+    ``says``: how, in words. ``key``: equal for fits that do the same. ``whole``: whether every
+    element of both takes part; else ``places`` are the flat indices, int64[n], of those of golden
+    (0) or mine (1) that do, None for all that both runs have. ``grain``: of a quantised weight,
+    makes the distance of the values that each element can have. ``shared``: what takes no part are
+    rows and tokens that the other run was not given.
     """
 
     @property
     def says(self) -> str: ...
+    @property
+    def key(self) -> Hashable: ...
     @property
     def whole(self) -> bool: ...
     @property
@@ -72,9 +75,10 @@ class Fit(Protocol):
 class Pair:
     """Two records and why they were matched, or one record and why it has no partner.
 
-    ``fit``: brings tensors of different layouts to one shape; see `align/fit.py`. ``elsewhere``:
-    the side whose tensor has no partner at its own place: the other side's tensor holds the same
-    values at another place. With "both", neither has. ``alone``: why that side's tensor has none.
+    ``why``: that in words. ``reason``: that as one of a closed set, None if nobody asked. ``fit``:
+    brings tensors of different layouts to one shape; see `align/fit.py`. ``elsewhere``: the side
+    whose tensor has no partner at its own place: the other side's tensor holds the same values at
+    another place. With "both", neither has. ``alone``: why that side's tensor has none.
     ``other_batch``: the runs were given other rows or tokens, and no layout tells which these are.
     """
 
@@ -83,8 +87,9 @@ class Pair:
     why: str
     fit: Fit | None = None
     elsewhere: Literal["", "golden", "mine", "both"] = ""
-    alone: str = ""
+    alone: Reason | None = None
     other_batch: bool = False
+    reason: Reason | None = None
 
     @property
     def either(self) -> Record:
@@ -190,10 +195,11 @@ class Comparison:
 class Difference:
     """A measured pair. ``metrics``: values by the names of `comparison/metrics.py`.
 
-    ``error``: the figure that was judged; ``limit``: the largest allowed one. ``reason``: why it is
-    unmatched or can't be measured. ``expected``: the expectation that covers it; None for an
-    expected row that only follows from another one. ``follows``: it is within its limit, but only
-    because that of an earlier tensor which diverged is passed on.
+    ``error``: the figure that was judged; ``limit``: the largest allowed one. ``rule``: what
+    decided. ``reason``: that in words, or how it was measured; None if the figures say it all.
+    ``expected``: the expectation that covers it; None for an expected row that only follows from
+    another one. ``follows``: it is within its limit, but only because that of an earlier tensor
+    which diverged is passed on.
     """
 
     index: int
@@ -206,6 +212,7 @@ class Difference:
     expected: Expectation | None = None
     comparison: Comparison | None = field(default=None, compare=False)
     follows: bool = False
+    rule: Rule = Rule.NOISE
 
     def __repr__(self) -> str:
         figures = "" if self.error is None else f", error {self.error:.2g} (limit {self.limit:.2g})"
@@ -233,7 +240,7 @@ class Difference:
     @property
     def is_mismatch(self) -> bool:
         """True if the row needs attention: it diverged, or lacks a partner that should exist."""
-        excused = self.pair.why in EXCUSED or self.reason == REJOINED
+        excused = self.pair.reason in EXCUSED or self.rule is Rule.REJOINED
         return self.verdict in MISMATCHES and not excused
 
 
@@ -363,6 +370,7 @@ class Finding:
     clause on what mine's value is, of golden's.
     ``advice``: a clause on what to do; "" stands for the advice that the cause suggests.
     ``proof``: the result of `prove`, in the findings of a report; None if it was not proven.
+    ``rule``: the name of the rule that decided the cause, see `causes/judge.py`.
     """
 
     path: str
@@ -380,6 +388,7 @@ class Finding:
     relation: str = ""
     advice: str = ""
     proof: Proof | None = None
+    rule: str = ""
 
     def prove(self, model: torch.nn.Module | None = None) -> Proof:
         """Put golden's value in place of mine's in the live model, run the step on, and compare.

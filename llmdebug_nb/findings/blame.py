@@ -16,13 +16,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from llmdebug_nb.causes import causes, evidence_text, onnx_nodes, scalars
-from llmdebug_nb.causes.judge import LAST, Blamed, Judge
+from llmdebug_nb.causes.judge import Blamed, Judge
 from llmdebug_nb.causes.tensor_kinds import OtherTokens, input_name, is_root, kind_of
 from llmdebug_nb.core.errors import LLMDebugError
 from llmdebug_nb.core.findings import EXPECTED, Difference, Finding
 from llmdebug_nb.core.paths import is_operator, module_of
-from llmdebug_nb.core.reasons import AFTER_TIE
 from llmdebug_nb.core.records import CallKey, Kernel
+from llmdebug_nb.core.rules import Rule
 from llmdebug_nb.findings import relation_inputs, repro, sources
 from llmdebug_nb.findings.expected import PassedOn
 from llmdebug_nb.graph.compared_calls import ComparedCall
@@ -80,7 +80,8 @@ def _but(differences: Sequence[Difference], ties: Collection[int]) -> list[Diffe
     def other(d: Difference) -> Difference:
         if not d.differs or d.content not in contents:
             return d
-        return replace(d, verdict=EXPECTED, follows=False, reason=AFTER_TIE)
+        rule = Rule.AFTER_TIE
+        return replace(d, verdict=EXPECTED, follows=False, rule=rule, reason=rule.text)
 
     return list(map(other, differences))
 
@@ -239,16 +240,19 @@ class _Search:
         own = [
             first_in[place]
             for place, b in blames
-            if b.cause not in LAST
+            if not causes.about(b.cause).is_last
             and (place in sure or not self.frontier.is_constant(first_in[place].row))
         ]
         vague = {p for p, _ in blames if self.frontier.is_vague(first_in[p], own)}
         ranked = sorted(
             blames,
             key=lambda each: (
-                each[1].cause in LAST, each[0] in vague, each[0] not in sure, *_place(each[1])
+                causes.about(each[1].cause).is_last,
+                each[0] in vague,
+                each[0] not in sure,
+                *_place(each[1]),
             ),
-        )  # fmt: skip
+        )
         first = frozenset((self.start.index,))
         findings = [(finding, first) for finding in self._wrong_start()]
         findings += [(self._told(b), frozenset(rows[place])) for place, b in ranked]
@@ -261,7 +265,8 @@ class _Search:
             found.append(self._tied(region) or self.judge.blamed(region))
         own = self.judge.calls.of(row)
         if not found and own is not None:
-            found.append(Blamed(own, causes.UNKNOWN_INPUT, evidence_text.of_difference(row), row))
+            words = evidence_text.of_difference(row)
+            found.append(Blamed(own, causes.UNKNOWN_INPUT, words, row, rule="search_failed"))
         return found[0] if found else None
 
     def _tied(self, region: Region) -> Blamed | None:
@@ -271,7 +276,7 @@ class _Search:
         if tie is None or own is None:
             return None
         self.ties[region.row.index] = tie.tokens
-        return Blamed(own, causes.NEAR_TIE, tie.words, region.row)
+        return Blamed(own, causes.NEAR_TIE, tie.words, region.row, rule="near_tie")
 
     def _regions(self) -> list[Region]:
         """Return the regions in execution order.
@@ -301,7 +306,7 @@ class _Search:
             other = self._other_settings(call, judged=row.verdict == "within_noise")
             if other:
                 evidence = f"{scalars.words(other)}; {evidence_text.of_difference(row)}"
-                found[call.path] = Blamed(call, causes.SCALAR, evidence, row)
+                found[call.path] = Blamed(call, causes.SCALAR, evidence, row, rule="hidden_setting")
         return [(self._finding(b), frozenset((b.row.index,))) for b in found.values()]
 
     def _other_settings(self, call: ComparedCall, judged: bool) -> list[scalars.Differing]:
@@ -326,13 +331,17 @@ class _Search:
         kind, name = kind_of(start), input_name(start)
         if s.step == 0 or kind is not None:
             if s.step == 0:
-                text = f"the first {name} of the model differs: record both runs on the same input"
+                text = f"the first {name} of the model differs"
             else:
                 text = f"the model received another {name}; {evidence_text.of_difference(start)}"
-            return [Finding(s.path, start.op, s.step, kind or causes.WRONG_INPUT, text, start)]
+            return [self._started(kind or causes.WRONG_INPUT, text)]
         text = f"{name} differs, though step {s.step - 1} agreed: another token was chosen "
         text += "(sampling, or a near tie)"
-        return [Finding(s.path, start.op, s.step, causes.OTHER_TOKEN, text, start)]
+        return [self._started(causes.OTHER_TOKEN, text)]
+
+    def _started(self, cause: str, text: str) -> Finding:
+        s = self.start.site
+        return Finding(s.path, self.start.op, s.step, cause, text, self.start, rule="wrong_start")
 
     def _unseen(self) -> Finding:
         """Blame code that was not recorded, and advise a recording that shows more."""
@@ -347,9 +356,9 @@ class _Search:
         text += "recorded: record inputs and outputs"
         if kind is not None:
             text = f"{text}; {evidence_text.of_difference(start)}"
-            return Finding(s.path, start.op, s.step, kind, text, start)
+            return Finding(s.path, start.op, s.step, kind, text, start, rule="unrecorded_maker")
         op = next((d.op for d in self.differences if d.site.path == parent), "")
-        return Finding(parent, op, s.step, causes.BEFORE, text, start)
+        return Finding(parent, op, s.step, causes.BEFORE, text, start, rule="unrecorded_maker")
 
     # -- in words ---------------------------------------------------------------------------------
 
@@ -359,7 +368,7 @@ class _Search:
         with self._failures.told(f"at {b.call.path or 'the model'}"):
             found.append(self._finding(b))
         call = b.call
-        plain = Finding(call.path, call.op, call.key.step, b.cause, b.evidence, b.row)
+        plain = Finding(call.path, call.op, call.key.step, b.cause, b.evidence, b.row, rule=b.rule)
         return found[0] if found else plain
 
     def _finding(self, b: Blamed) -> Finding:
@@ -396,6 +405,7 @@ class _Search:
             pairs=of.pairs(),
             relation=told.relation,
             advice=told.advice,
+            rule=b.rule,
         )
 
     def _kernel(self, call: ComparedCall) -> Kernel | None:
@@ -408,7 +418,7 @@ class _Search:
 
 
 def _known(blamed: Blamed, found: Mapping[object, Blamed]) -> object:
-    """Return the place of a finding; without a line, that of the same cause in the same module.
+    """Return the key under which findings are merged: their lines, or else module and cause.
 
     A later step may show the same wrong weight by values that lead to no line. Weights that were
     changed otherwise are one finding: one optimizer changes them all.

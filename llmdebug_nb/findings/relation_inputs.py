@@ -29,15 +29,6 @@ from llmdebug_nb.relation.relation import relation, weight_relation
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.runs import Runs, Side
 
-# causes that say themselves what to do
-_SETTLED = (
-    causes.UPDATED,
-    causes.SCALAR,
-    causes.OVERFLOW,
-    causes.NONDETERMINISTIC,
-    causes.OTHER_TOKEN,
-)
-
 
 class Told(NamedTuple):
     """The relation and the advice of a finding, as clauses; "" where nothing can be told."""
@@ -82,7 +73,7 @@ class _Relating:
                 continue
             if found is not None:
                 says = f"further on, at {two.where}, {found.says}" if two.where else found.says
-                settled = taken or self._blamed.cause in _SETTLED
+                settled = taken or causes.about(self._blamed.cause).advises
                 return Told("; ".join(filter(None, (taken, says))), "" if settled else found.advice)
         return Told(taken)
 

@@ -156,7 +156,7 @@ class Places:
         """
         region, flow = self._blamed.region, self._flows[1]
         maker = flow.maker(region.taken[1]) if region is not None and region.taken else None
-        if maker is None or self._blamed.cause in causes.OF_WEIGHTS:
+        if maker is None or causes.about(self._blamed.cause).of_weights:
             return []
         made = maker.outputs[0]
         before = (r for r in flow.records.values() if r.id < maker.start and same_bytes(r, made))
@@ -166,7 +166,7 @@ class Places:
     def _views(self) -> list[Source]:
         """Return the lines of views that lead to the wrong tensor."""
         region = self._blamed.region
-        if region is None or self._blamed.cause in causes.OF_WEIGHTS:
+        if region is None or causes.about(self._blamed.cause).of_weights:
             return []
         if region.taken is not None:
             return of_views(self._sides[1], self._flows[1], region.taken[1])
@@ -190,7 +190,7 @@ class Places:
         before = None if region is None else region.before
         if given is not None and taker is None and given.site.role == "input":
             taker, before = flow.taker(given), before or flow.call(given)
-        if given is None or taker is None or self._blamed.cause in causes.OF_WEIGHTS:
+        if given is None or taker is None or causes.about(self._blamed.cause).of_weights:
             return []
         stack = side.run.index.frames
         frames, maker = stack(taker.key, whole=True), flow.maker(given)

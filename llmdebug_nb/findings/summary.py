@@ -13,75 +13,8 @@ from llmdebug_nb.core.headline import Headline
 from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.places import in_torch
 from llmdebug_nb.core.printable import bracketed, printable, sentence
-from llmdebug_nb.core.reasons import AFTER_TIE, UNTOUCHED
+from llmdebug_nb.core.rules import Rule
 
-_MADE = {
-    causes.INTRODUCED: "The error is made in {where}",
-    causes.INHERITED: "{where} does not make the error, it only magnifies that of its inputs",
-    causes.WRONG_INPUT: "The error is made outside, and enters {where} with its inputs",
-    causes.WRONG_MASK: "The error enters {where} with its mask",
-    causes.WRONG_POSITION: "The error enters {where} with its positions",
-    causes.WRONG_CACHE: "The error enters {where} with its cache",
-    causes.WEIGHT: "The error is made in {where}, by a different weight and not by its code",
-    causes.UPDATED: "The error is made before {where} runs, where its weights are changed",
-    causes.SCALAR: "The error is made in {where}, by a different setting and not by its code",
-    causes.OTHER_OPS: "The error is made at {where}, as the two programs call other operators",
-    causes.NONDETERMINISTIC: (
-        "The result of {where} changes from run to run, which hides whether there is an error"
-    ),
-    causes.NEAR_TIE: "There is no error in {where}",
-    causes.OVERFLOW: "The error is made in {where}, where values overflow",
-    causes.OTHER_TOKEN: "The error comes from the previous step, which chose another token",
-    causes.CARRIED_OVER: (
-        "The error is made in {where}, or a cache or changed weights carry it over from an earlier "
-        "step"
-    ),
-    causes.UNKNOWN_INPUT: "{where} makes or inherits the error: its inputs were not recorded",
-    causes.BEFORE: "The error comes from code that was not recorded, in {where}",
-}
-_NEXT = {
-    causes.INHERITED: (
-        "Look at its inputs: record golden in a higher precision too, or pass limits if this error "
-        "is acceptable"
-    ),
-    causes.WRONG_INPUT: "Record both runs on the same input",
-    causes.WRONG_MASK: "Look at the code that builds the mask",
-    causes.WRONG_POSITION: "Look at the code that counts positions, with its offset and padding",
-    causes.WRONG_CACHE: "Look at the values that the previous step wrote to the cache",
-    causes.WEIGHT: "Look at how the weight is loaded, split, tied or converted",
-    causes.UPDATED: (
-        "Look at what changes weights between the steps: the optimizer and its settings, the "
-        "learning rate, clipping, and how gradients are added up or reduced"
-    ),
-    causes.SCALAR: "Set it to golden's value and compare again",
-    causes.OTHER_OPS: "Look at this code in both programs",
-    causes.NONDETERMINISTIC: (
-        "Call ld.seed_all in both programs or switch dropout off, then record and compare again"
-    ),
-    causes.NEAR_TIE: "Record both runs in a higher precision, or on another input",
-    causes.OVERFLOW: "Scale its inputs, or compute it in a wider dtype",
-    causes.OTHER_TOKEN: "Feed both runs the same tokens, or decode greedily",
-    causes.CARRIED_OVER: "Look at the first step that differs",
-    causes.UNKNOWN_INPUT: "Record inputs as well as outputs",
-    causes.BEFORE: "Record inputs and outputs of all modules",
-}
-_HEADS = {
-    causes.INHERITED: "Magnified in",
-    causes.WRONG_INPUT: "Enters at",
-    causes.WRONG_MASK: "A wrong mask enters at",
-    causes.WRONG_POSITION: "Wrong positions enter at",
-    causes.WRONG_CACHE: "A wrong cache enters at",
-    causes.WEIGHT: "A weight differs in",
-    causes.UPDATED: "Weights were changed otherwise before",
-    causes.SCALAR: "A setting differs in",
-    causes.NONDETERMINISTIC: "Changes from run to run in",
-    causes.NEAR_TIE: "Rounding decides in",
-    causes.OVERFLOW: "Overflows in",
-    causes.OTHER_TOKEN: "Another token enters at",
-    causes.CARRIED_OVER: "Made or carried over in",
-    causes.UNKNOWN_INPUT: "Made or inherited in",
-    causes.BEFORE: "Made before",
-}
 _SCRIPT = "run the script that findings[0].save_repro('repro.py') writes"
 
 
@@ -110,17 +43,17 @@ def headline(finding: Finding) -> Headline:
     known = next((side for side in (finding.mine, finding.golden) if side and side.file), None)
     path = printable(finding.path) or "the model"
     file = (known and known.file) or ""
-    if known is None or in_torch(file) or finding.cause in causes.OF_WEIGHTS:
+    if known is None or in_torch(file) or causes.about(finding.cause).of_weights:
         place = path
     else:
         place = printable(f"{PurePath(file).name}:{known.line}")
     do = sentence(finding.advice) or sentence(_advice(finding))
     relation = sentence(finding.relation)
-    evidence = sentence(_evidence(finding, do.rstrip(".")))
+    evidence = sentence(finding.evidence)
     what, why = (relation, evidence) if relation else (evidence, "")
     head = "Missing behind" if known is not None and known.lacks else "Made in"
     return Headline(
-        _HEADS.get(finding.cause, head), place, _where(finding, path), printable(what),
+        causes.about(finding.cause).head or head, place, _where(finding, path), printable(what),
         printable(why), printable(do),
     )  # fmt: skip
 
@@ -141,11 +74,6 @@ def _where(finding: Finding, path: str) -> str:
     if is_operator(here):
         return f"{module_of(here) or 'the model'} · {op}{was}"
     return here + bracketed(f"{op}{was}".removeprefix(", "))
-
-
-def _evidence(finding: Finding, advice: str) -> str:
-    """Return the evidence without the advice, which some evidence ends with."""
-    return finding.evidence.replace(f": {advice[0].lower()}{advice[1:]}", "")
 
 
 def unanswered(labels: tuple[str, str], why: str) -> str:
@@ -175,13 +103,16 @@ def _cause(findings: Sequence[Finding]) -> str:
     """Return the sentences on the first finding: where the error is made, and what to do next."""
     finding = findings[0]
     where = f"{finding.path or 'the model'}{bracketed(finding.op)}"
-    made = _MADE.get(finding.cause, "The cause is {where}").format(where=where)
+    made = causes.about(finding.cause).made.format(where=where)
     advice = sentence(finding.advice).rstrip(".") or _advice(finding)
     more = f" (and {len(findings) - 1} more in findings)" if len(findings) > 1 else ""
     at = f" at {finding.source}" if finding.source and finding.cause != causes.UPDATED else ""
-    evidence = _evidence(finding, advice)  # the advice comes last
     script = f", or {_SCRIPT}" if finding.repro else ""
-    sentences = f"{made}{at}: {evidence}{more}.", sentence(finding.relation), f"{advice}{script}."
+    sentences = (
+        f"{made}{at}: {finding.evidence}{more}.",
+        sentence(finding.relation),
+        f"{advice}{script}.",
+    )
     return " ".join(filter(None, sentences))
 
 
@@ -190,7 +121,7 @@ def _advice(finding: Finding) -> str:
     ops = {side.op for side in (finding.golden, finding.mine) if side is not None} - {""}
     rewritten = len(ops) > 1 or any(pair.state == "rewritten" for pair in finding.pairs)
     cause = causes.OTHER_OPS if rewritten and finding.cause == causes.SCALAR else finding.cause
-    return _NEXT.get(cause, "Look at the code there")
+    return causes.about(cause).advice
 
 
 def _by(first: Difference) -> str:
@@ -221,12 +152,12 @@ def _fine(labels: tuple[str, str], verdict: str, differences: Sequence[Differenc
 
 def _behind_ties(differences: Sequence[Difference]) -> str:
     """Return a sentence on what was not compared, as rounding decides a choice before it."""
-    behind = [d for d in differences if d.reason in (AFTER_TIE, UNTOUCHED)]
+    behind = [d for d in differences if d.rule in (Rule.AFTER_TIE, Rule.UNTOUCHED)]
     if not behind:
         return ""
     first = behind[0].site
     where = f"{first.path or 'the model'} in step {first.step}"
-    left_out = sum(d.reason == AFTER_TIE for d in behind)
+    left_out = sum(d.rule is Rule.AFTER_TIE for d in behind)
     told = [f"{left_out:,} tensors were not compared"] if left_out else []
     if some := len(behind) - left_out:
         told.append(f"{some:,} were compared only at the tokens that it does not touch")

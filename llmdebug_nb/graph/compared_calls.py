@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import is_operator, module_of, within
-from llmdebug_nb.core.reasons import AFTER_TIE
 from llmdebug_nb.core.records import IN_KERNEL, CallKey, Record
+from llmdebug_nb.core.rules import Rule
 from llmdebug_nb.graph.region import Region
 
 _IN_PLACE = re.compile(r"(?<=[A-Za-z0-9])_(?=\.|$)")
@@ -273,8 +273,8 @@ class Calls:
 
     def is_made_around(self, call: ComparedCall, own: ComparedCall) -> bool:
         """Tell whether ``own`` is to blame for a call in it that can't be compared: it has ties."""
-        given = {d.reason for d in call.outputs}
-        return given == {AFTER_TIE} and self.is_inside(call, own)
+        given = {d.rule for d in call.outputs}
+        return given == {Rule.AFTER_TIE} and self.is_inside(call, own)
 
 
 def _span(call: ComparedCall) -> tuple[int, int]:

@@ -11,8 +11,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 
 from llmdebug_nb.core.findings import Difference
-from llmdebug_nb.core.reasons import CLOSE, WRITTEN_OTHERWISE
+from llmdebug_nb.core.reasons import WRITTEN_OTHERWISE
 from llmdebug_nb.core.records import Record
+from llmdebug_nb.core.rules import Rule
 from llmdebug_nb.graph.flow import Flow
 
 
@@ -64,5 +65,5 @@ def _alone(flow: Flow, rejoins: Collection[int]) -> tuple[set[int], set[int]]:
 
 
 def _is_unpaired(row: Difference) -> bool:
-    otherwise = row.pair.why in WRITTEN_OTHERWISE or row.reason == CLOSE
+    otherwise = row.pair.reason in WRITTEN_OTHERWISE or row.rule is Rule.CLOSE
     return row.verdict == "unmatched" and otherwise

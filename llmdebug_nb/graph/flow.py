@@ -369,7 +369,7 @@ class Flow:
         return [*inputs, *call.weights, *others, *agreeing[-1:]]
 
     def _is_used_up(self, given: Record, call: FlowCall, record: Record) -> bool:
-        """Tell whether code around what ran inside makes no other use of a tensor to make another.
+        """Tell whether inner calls used a tensor up, so that it can't be a source of `record`.
 
         ``given``: an input, or what ran inside gave it. A call inside takes it, and gives what
         agrees; and it doesn't fit the tensor elementwise, as angles of a head don't fit a residual,

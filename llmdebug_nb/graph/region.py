@@ -17,10 +17,10 @@ class Region:
     ``row``: the pair. ``golden``, ``mine``: the calls, in execution order; no calls where code or
     views between the recorded calls make the difference. ``entries``: the rows of the tensors
     that agree or differ as expected; ``expected``: the latter. ``before``: the call of the other
-    side before which one-sided calls stand. ``taken``: the tensor that mine takes in place of
-    another one, and that other one of golden. ``numbers``: golden's and mine's, as texts, where a
-    number of mine's call makes the difference; golden's call has its own. ``missing``: the tensor
-    that golden's call takes and none of mine's does.
+    side before which one-sided calls stand. ``taken``: golden's input, and the
+    different input that mine uses instead. ``numbers``: golden's and mine's, as texts, if a number
+    that mine's call takes makes the difference. ``missing``: a tensor that golden's call takes and
+    no call of mine does.
     """
 
     row: Difference

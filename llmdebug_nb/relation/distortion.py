@@ -303,11 +303,14 @@ def _sums_to_one(x: torch.Tensor, axis: int) -> float:
     return float((x.sum(axis) - 1.0).double().square().mean().sqrt())
 
 
-def masked(sides: Sides, hidden: tuple[torch.Tensor, torch.Tensor]) -> Relation | None:
+def masked(
+    sides: Sides, hidden: tuple[torch.Tensor, torch.Tensor], keeps: str = "keeps"
+) -> Relation | None:
     """Recognise values that are hidden (-inf, a huge negative number, 0) in other places.
 
     ``hidden``: bool, of mine's shape, golden's and mine's. Where neither hides, both must agree, up
-    to one factor per row for distributions, whose rows add up to 1 whatever is hidden.
+    to one factor per row for distributions, whose rows add up to 1 whatever is hidden. ``keeps``:
+    the verb for what is not hidden.
     """
     if sides.mine.dim() < 2 or torch.equal(*hidden):
         return None
@@ -322,14 +325,15 @@ def masked(sides: Sides, hidden: tuple[torch.Tensor, torch.Tensor]) -> Relation 
     error = remaining(m, g)
     if not error < sides.limit:
         return None
-    before, after = describe_mask(~theirs), describe_mask(~ours)
+    patterns = mask_pattern(~theirs), mask_pattern(~ours)
     sample = (x[shown][: constants.SLICED_SAMPLE].double() for x in (g, m))
-    if "%" in before + after and nats(*sample) < constants.CERTAIN_NATS:
+    if not all(patterns) and nats(*sample) < constants.CERTAIN_NATS:
         return None  # two masks without a pattern have nothing to do with each other
+    before, after = describe_mask(~theirs), describe_mask(~ours)
     if before == after:
         count = int((theirs != ours).sum())
         before, after = f"{before}, {count} of them others", before
-    says = f"mine keeps {after}, golden keeps {before}"
+    says = f"mine {keeps} {after}, golden {keeps} {before}"
     return Relation(e.MASKED, says, "look at how the mask is made or applied", error)
 
 
@@ -341,6 +345,11 @@ def _some(x: torch.Tensor) -> torch.Tensor:
 
 def describe_mask(allowed: torch.Tensor) -> str:
     """Return what a mask allows over its last two axes (query i, key j), in words."""
+    return mask_pattern(allowed) or f"{float(allowed.float().mean()):.1%} of the positions"
+
+
+def mask_pattern(allowed: torch.Tensor) -> str:
+    """Return the pattern of a mask over its last two axes in words; "" if it has none."""
     if bool(allowed.all()):
         return "every position"
     rows, columns = allowed.shape[-2:]
@@ -357,4 +366,4 @@ def describe_mask(allowed: torch.Tensor) -> str:
         columns_kept = first.all(0)
         if bool((first == columns_kept).all()):
             return f"keys {listed(columns_kept.nonzero().flatten().tolist())}"
-    return f"{float(allowed.float().mean()):.1%} of the positions"
+    return ""

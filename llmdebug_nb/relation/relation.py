@@ -53,12 +53,11 @@ def relation(
     hidden = _hidden(numbers, golden.dtype), _hidden(ours, mine.dtype)
     sides = Sides(_shown(numbers, hidden[0]), _shown(ours, hidden[1]), *shared)
     if sides.same:
-        found = _of_masks(sides, hidden)
+        keeps = "is true at" if golden.dtype == torch.bool else "keeps"  # True may mean hidden
+        found = _of_masks(sides, hidden, keeps)
         if found is None and golden.dtype != torch.bool:
             dtypes = DTYPE_NAMES.get(golden.dtype, ""), DTYPE_NAMES.get(mine.dtype, "")
             found = distortion.rounded(sides, dtypes)
-        if found is not None and golden.dtype == torch.bool:  # True may mean shown or hidden
-            return dataclasses.replace(found, says=found.says.replace("keeps", "is true at"))
         if found is not None or remaining(sides.mine, sides.golden) < sides.limit:
             return found
     found = distortion.constant(Sides(numbers, ours, *shared))
@@ -128,7 +127,7 @@ def _shown(x: torch.Tensor, hidden: torch.Tensor | None) -> torch.Tensor:
     return x.nan_to_num(0.0, 0.0, 0.0) if _odd(x) else x
 
 
-def _of_masks(sides: Sides, hidden: Hidden) -> Relation | None:
+def _of_masks(sides: Sides, hidden: Hidden, keeps: str) -> Relation | None:
     """Compare hidden places; zeros count as hidden where the rows of both add up to 1."""
     theirs, ours = hidden
     if theirs is None and ours is None:
@@ -138,7 +137,7 @@ def _of_masks(sides: Sides, hidden: Hidden) -> Relation | None:
         theirs, ours = sides.golden == 0.0, sides.mine == 0.0
     none = torch.zeros(sides.mine.shape, dtype=torch.bool)
     places = none if theirs is None else theirs, none if ours is None else ours
-    return distortion.masked(sides, places)
+    return distortion.masked(sides, places, keeps)
 
 
 # --- another tensor -----------------------------------------------------------------------------

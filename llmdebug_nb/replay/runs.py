@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from llmdebug_nb.core.determinism import GENERATOR
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.opchecks import GAP, STATISTICS
-from llmdebug_nb.core.opened_run import OpenedRun, ScalarRow
 from llmdebug_nb.core.paths import module_of
 from llmdebug_nb.core.records import CallKey, Kernel, Node, Record, Site
 from llmdebug_nb.replay import execution
 from llmdebug_nb.replay.execution import Results, Task
 from llmdebug_nb.replay.operators import CannotReplay
+from llmdebug_nb.store.queries import ScalarRow
+from llmdebug_nb.store.run import Run
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +35,7 @@ class Side:
 
     def __init__(
         self,
-        run: OpenedRun,
+        run: Run,
         kernels: Callable[[Site], Kernel | None] = lambda site: None,
         execute: Callable[[Task], Results] = execution.run,
     ) -> None:

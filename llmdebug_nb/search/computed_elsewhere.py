@@ -44,7 +44,7 @@ class Known:
     def apart(self, call: FlowCall, others: Sequence[FlowCall]) -> bool:
         """Tell whether what a call gives is here in another order, in parts, or without padding.
 
-        Of the result of a fused projection, it is enough to have what ``others`` take of it.
+        For a fused projection, it is enough if the parts that ``others`` read are known.
         """
         if self._is_found(call, self._results.hold) or self._is_found(call, self._taken.cover):
             return True

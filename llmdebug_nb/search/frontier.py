@@ -150,7 +150,7 @@ class Frontier:
         )
 
     def _harmless(self) -> list[Difference]:
-        """Return the pairs of two tensors that do no harm where another layer takes them.
+        """Return pairs whose difference proved harmless in another layer.
 
         There, the same lines take the same tensors, and what follows agrees: one program has them
         in another form. Or what one of the two places gives there is made of what agrees and

@@ -88,7 +88,7 @@ class Values:
     def hold(self, tensor: torch.Tensor, limit: float) -> bool:
         """Tell whether the elements of a tensor are in one of these, in any order, but for signs.
 
-        So are the rows of a tensor that another program sorts, and half of its channels.
+        This also finds the rows of a sorted tensor, and half of its channels.
         """
         if not _is_dense(tensor):
             return False

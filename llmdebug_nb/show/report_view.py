@@ -90,7 +90,7 @@ class ReportView(View):
                 text = expected_text(self.differences[i])
                 comments.setdefault(columns.sites[i].path, {})[text] = None
         nodes = self.golden.nodes or self.mine.nodes
-        return Tree(nodes, columns.count_paths(), bad, near, alone, expected, comments)
+        return Tree(nodes, columns.count_paths(), bad, (near, alone, expected), comments)
 
     @functools.cached_property
     def _columns(self) -> Columns:

@@ -14,9 +14,9 @@ from llmdebug_nb.core.findings import (
 )
 from llmdebug_nb.core.headline import Headline
 from llmdebug_nb.core.listings import Listing
-from llmdebug_nb.core.opened_run import OpenedRun
 from llmdebug_nb.show import wire, wire_findings, wire_halts, wire_requests
 from llmdebug_nb.show.tensors import Array
+from llmdebug_nb.store.run import Run
 
 if TYPE_CHECKING:
     from llmdebug_nb.show.layers import LayerErrors
@@ -72,9 +72,9 @@ class ReportData(Protocol):
     """A report, as its view needs it; `app.report.Report` implements it."""
 
     @property
-    def golden(self) -> OpenedRun: ...
+    def golden(self) -> Run: ...
     @property
-    def mine(self) -> OpenedRun: ...
+    def mine(self) -> Run: ...
     @property
     def differences(self) -> Sequence[Difference]: ...
     @property

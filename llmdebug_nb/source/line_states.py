@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias
 
 from llmdebug_nb.core.findings import EXPECTED, Difference, LineState
 from llmdebug_nb.core.paths import is_operator, within
-from llmdebug_nb.core.reasons import REJOINED
 from llmdebug_nb.core.records import CallKey, Record
+from llmdebug_nb.core.rules import Rule
 from llmdebug_nb.source.listed_code import Code, Program
 
 State: TypeAlias = LineState | Literal[""]
@@ -67,7 +67,7 @@ class _Call:
             return "inherited"
         if any(row.verdict in _AGREES for row in self.results):
             return "equal"
-        return "rewritten" if any(row.reason == REJOINED for row in self.results) else ""
+        return "rewritten" if any(row.rule is Rule.REJOINED for row in self.results) else ""
 
     @property
     def start(self) -> int:

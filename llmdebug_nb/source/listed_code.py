@@ -11,10 +11,10 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import Source
 from llmdebug_nb.core.function_text import Function, function_at
 from llmdebug_nb.core.masking import masked
-from llmdebug_nb.core.opened_run import OpenedRun
 from llmdebug_nb.core.paths import ancestors, is_operator, module_of, parent_of
 from llmdebug_nb.core.places import in_torch
 from llmdebug_nb.core.records import CallKey, Frame, Record
+from llmdebug_nb.store.run import Run
 
 Frames = tuple[Frame, ...]
 _SPARSE = "only the lines of recorded operators are known"
@@ -60,7 +60,7 @@ class Code(NamedTuple):
 class Program:
     """The code of one run. ``key``: a call of the pass that is looked at."""
 
-    def __init__(self, run: OpenedRun, key: CallKey) -> None:
+    def __init__(self, run: Run, key: CallKey) -> None:
         self._run, self._key = run, key
         self._texts: dict[Frame, tuple[Function, bool, str] | None] = {}
 

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from llmdebug_nb.core.findings import Difference, Finding, LinePair, Source
 from llmdebug_nb.core.listings import ListedLine, Listing
-from llmdebug_nb.core.opened_run import OpenedRun
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.source.inlined import Inlined, Row
 from llmdebug_nb.source.line_states import Line, lines_of
 from llmdebug_nb.source.listed_code import Code, Program
 from llmdebug_nb.source.side_by_side import aligned, in_order
+from llmdebug_nb.store.run import Run
 
 _NOTHING = Row(0, "", ())
 _NO_ROW = "no tensor shows this finding, so no line does"
@@ -33,9 +33,7 @@ class _Text(NamedTuple):
     anchors: Mapping[tuple[int, int], int]
 
 
-def listing(
-    finding: Finding, golden: OpenedRun, mine: OpenedRun, differences: Sequence[Difference]
-) -> Listing:
+def listing(finding: Finding, golden: Run, mine: Run, differences: Sequence[Difference]) -> Listing:
     """Return the code of a finding. ``differences``: all rows. Raises CorruptDumpError."""
     row = finding.difference
     if row is None:

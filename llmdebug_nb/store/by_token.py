@@ -59,7 +59,7 @@ def sequences(run: Run) -> tuple[list[TokenSequence], dict[_Step, Sizes]]:
 
 def _of_engine(run: Run) -> tuple[list[TokenSequence], dict[_Step, Sizes]]:
     steps = {call.index: (call.generation, call.step) for call in run.root_calls()}
-    rows = token_rows.of(run)
+    rows = token_rows.of(run.index)
     requests: dict[_Step, dict[str, int]] = defaultdict(dict)  # each with its last row
     for row in rows:
         if row.row is not None:

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 
 from llmdebug_nb.align.modules import ModuleTree
 from llmdebug_nb.align.names import Names
-from llmdebug_nb.align.tree import SAME_PATH, partners
+from llmdebug_nb.align.tree import Partners, partners
 from llmdebug_nb.app.lockstep.events import Puts
 from llmdebug_nb.app.lockstep.side import CallAt, Ended, Side
 from llmdebug_nb.comparison import metrics
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.engine import Measurer
 from llmdebug_nb.comparison.jobs import Outcome
-from llmdebug_nb.comparison.judging import Judging
+from llmdebug_nb.comparison.judging import Golden, Judging
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured
 from llmdebug_nb.comparison.modules import Modules
@@ -28,6 +28,7 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import Difference, Pair
 from llmdebug_nb.core.lockstep import Graft
 from llmdebug_nb.core.paths import any_layer, is_operator, module_of
+from llmdebug_nb.core.reasons import Reason
 from llmdebug_nb.core.records import Record
 
 
@@ -152,7 +153,7 @@ class Meeting:
         if sizes == self._nodes:
             return
         self._nodes = sizes
-        given: dict[str, tuple[tuple[str, ...], str]] = {}
+        given: Partners = {}
         if self._rules.names.rules and all(sizes):
             paths = [[node.path for node in nodes] for nodes in sides]
             given = self._rules.names.resolve(*paths)
@@ -179,7 +180,7 @@ class Meeting:
         for key, record in theirs.items():
             other = own.get(lone[1] if key == lone[0] and lone[1] else key)
             if other is not None and record.summary.shape == other.summary.shape:
-                yield Pair(record, other, SAME_PATH)
+                yield Pair(record, other, Reason.SAME_SITE.text, reason=Reason.SAME_SITE)
 
     # -- divergences ----------------------------------------------------------------------------
 
@@ -197,7 +198,7 @@ class Meeting:
         places = {id(m): i for i, m in enumerate(self._rows)}
         judged = Judging(
             [replace(m, index=i) for i, m in enumerate(self._rows)],
-            size=self._modules.size, limits=self._rules.limits,
+            golden=Golden(self._modules.size), limits=self._rules.limits,
         ).plain  # fmt: skip
         wrong = [judged[places[id(m)]] for m in outputs]
         wrong = [d for d in wrong if d.verdict == "diverged"]

@@ -30,8 +30,8 @@ from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.layers import parts
 from llmdebug_nb.core.paths import is_operator, within
 from llmdebug_nb.core.printable import printable_lines
-from llmdebug_nb.core.reasons import REJOINED
 from llmdebug_nb.core.records import Site
+from llmdebug_nb.core.rules import Rule
 from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.search.graft_choice import in_place
@@ -295,7 +295,7 @@ def _paired(rows: Sequence[Difference]) -> _Rows:
         assert record is not None
         site = record.site
         is_output = (site.role, site.phase) == ("output", "forward")
-        if is_output and d.reason != REJOINED and not is_operator(site.path):
+        if is_output and d.rule is not Rule.REJOINED and not is_operator(site.path):
             found[site.generation, site.step][site.path].append(d)
     return found
 

@@ -1,4 +1,4 @@
-"""Operators and functions on the tape: C notes what modes would record, which do so elsewhere."""
+"""Modes that let the tape in C note operators, and fall back to the Python modes elsewhere."""
 
 from __future__ import annotations
 
