@@ -219,6 +219,35 @@ def test_a_marked_tensor_is_expected_wherever_it_is_seen(tmp_path):
     assert all(finding.expected for finding in report.findings)
 
 
+@pytest.mark.parametrize("weights", [False, True])
+def test_recorded_weights_blame_no_module_behind_what_is_marked(tmp_path, weights):
+    """A replay of the module shows that its code only passes the difference on."""
+
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x):
+            return self.right(self.left(x).sigmoid() * x)
+
+    def program():
+        torch.manual_seed(7)
+        return nn.Sequential(nn.LayerNorm(16), Gated(), Gated(), nn.Linear(16, 4))
+
+    def record(model, name):
+        with ld.dump(model, name=name, weights=weights, path=tmp_path) as run, torch.no_grad():
+            model(torch.randn(6, 16, generator=torch.Generator().manual_seed(1)))
+        return run
+
+    golden, mine = program(), program()
+    nn.init.constant_(mine[0].weight, 2.0)
+    report = ld.compare(record(golden, "golden"), record(mine, "mine"), progress=False)
+    report.expect("0", "stored with another offset")
+    assert [f.path for f in report.findings if f.expected is None] == []
+    assert report.verdict == "expected"
+
+
 def test_a_pattern_does_not_cover_what_is_large_or_no_float(one, model, tmp_path):
     large = _record(_broken(model, **{KERNEL: 1.003, BUG: 2.0}), "large", tmp_path)
     report = ld.compare(one[0], large, progress=False)
