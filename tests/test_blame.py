@@ -152,6 +152,30 @@ def test_other_positions_are_a_wrong_input():
     assert finding.cause == causes.WRONG_POSITION
 
 
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_module_names_its_scalar_though_its_parts_have_recorded_weights(weights):
+    class Gated(nn.Module):
+        def __init__(self, share):
+            super().__init__()
+            self.left, self.right, self.share = nn.Linear(12, 12), nn.Linear(12, 12), share
+
+        def forward(self, x):
+            return self.right(self.left(x).tanh() * self.share)
+
+    def program(share):
+        torch.manual_seed(4)
+        return nn.Sequential(nn.Linear(12, 12), Gated(share), nn.Linear(12, 3))
+
+    x = torch.randn(5, 12, generator=torch.Generator().manual_seed(2))
+    golden, mine = (
+        record(program(share), name, work=lambda model: model(x), weights=weights)
+        for name, share in (("golden", 0.5), ("mine", 0.8))
+    )
+    finding = one(ld.compare(golden, mine))
+    assert (finding.path, finding.cause) == ("1", causes.SCALAR)
+    assert "share is 0.5 in golden and 0.8 in mine" in finding.evidence
+
+
 def test_a_dropped_soft_cap_is_an_operator_that_only_golden_has():
     from transformers import Gemma2Config, Gemma2ForCausalLM
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from llmdebug_nb.align import sequence
-from llmdebug_nb.align.calls import RecordedCall, identifies
+from llmdebug_nb.align.calls import RecordedCall
 from llmdebug_nb.align.sequence import CallFeatures, MatchTolerance
+from llmdebug_nb.core.identity import telling_bytes
 from llmdebug_nb.core.reasons import Reason, Why
 from llmdebug_nb.core.records import EXPORTED, Record
 
@@ -86,7 +87,7 @@ def match_copies(
     for own, other in pairs:
         known.setdefault((own.summary.fingerprint, own.summary.shape), (own, other))
     records = (r for call in calls if not call.operator for r in call.records)
-    for record in [r for r in records if r.id not in paired_ids and identifies(r)]:
+    for record in [r for r in records if r.id not in paired_ids and telling_bytes(r.summary)]:
         pair = known.get((record.summary.fingerprint, record.summary.shape))
         if pair is not None:
             s = pair[0].site

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 
 from llmdebug_nb.core.findings import Difference
+from llmdebug_nb.core.identity import identifies_itself
 from llmdebug_nb.core.paths import any_layer, module_of, parent_of
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.graph.flow import AGREES, Flow
-from llmdebug_nb.graph.flow_calls import is_telling
 
 _Way = tuple[str, str, bool]  # mine's module in any layer, the layout, and if the weights agree
 
@@ -66,8 +66,8 @@ def never_undone(flows: tuple[Flow, Flow], entries: Iterable[Difference]) -> Dif
         parts = [
             r
             for r in flows[1].records.values()
-            if r.id > made.id and r.summary.numel < made.summary.numel and is_telling(r)
-            and flows[1].made_by(r, {made.id})
+            if r.id > made.id and r.summary.numel < made.summary.numel
+            and identifies_itself(r.summary) and flows[1].made_by(r, {made.id})
         ]  # fmt: skip
         if parts and not any(map(flows[1].agrees, parts)):
             return row

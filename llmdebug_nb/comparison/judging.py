@@ -115,10 +115,10 @@ class Judging:
         known = {*marks, *excused}
         contents: set[object] = set()
         for d in self.plain:
-            if d.index in known:
-                contents.add(d.content)
-            elif d.differs and d.content in contents:
+            if d.differs and d.content in contents:
                 known.add(d.index)
+            if d.index in known:
+                contents |= d.contents
         again = self._judged(frozenset(i for i in known if not self.is_large(i)))
         return [
             _excused(plain, other, marks.get(plain.index), plain.index in known)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmdebug_nb.core.findings import Pair
+from llmdebug_nb.core.identity import identifies_itself
 from llmdebug_nb.core.paths import ancestors, is_operator
 from llmdebug_nb.core.records import CallKey, Record, Site
 
@@ -59,9 +60,9 @@ class Followed:
 def _contents(pair: Pair) -> object:
     """Return what both tensors hold, in any step: caches hold the states of steps before.
 
-    Two constants may be anything.
+    Two tensors that do not identify themselves may be anything.
     """
     records = [record for record in (pair.golden, pair.mine) if record is not None]
     prints = [record.summary.fingerprint for record in records]
-    tells = any(record.summary.min != record.summary.max for record in records)
+    tells = any(identifies_itself(record.summary) for record in records)
     return tuple(prints) if tells and len(prints) == 2 and all(prints) else pair

@@ -137,7 +137,7 @@ class Judge:
                 self._noise.add_unpaired(site, eps, shape)
             return _alone(row)
         if row.follows and m.pair.content is not None:
-            self._follows.add(m.pair.content)
+            self._follows |= row.contents
         if m.is_at_its_place:
             self._noise.record(site, level, eps, record.summary)
             if m.pair.golden is not None and site.role == "output":

@@ -14,10 +14,12 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from glob import escape, has_magic
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Protocol, cast
 
 from llmdebug_nb.core.errors import ProofError, StoreError
+from llmdebug_nb.core.identity import identifies_itself
 from llmdebug_nb.core.paths import matches
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.quick import quick
@@ -104,10 +106,28 @@ class Pair:
 
     @property
     def content(self) -> object:
-        """What both tensors hold, the same wherever they are seen; None if it is unknown."""
-        prints = tuple(r.summary.fingerprint if r else None for r in (self.golden, self.mine))
-        site = self.either.site
-        return (site.generation, site.step, site.rank, *prints) if all(prints) else None
+        """What both tensors hold, the same wherever they are seen; None if it is unknown.
+
+        Two pairs of constants are one only if they are the same outputs, or if code that was not
+        seen gave both to calls.
+        """
+        return self._content(_origin)
+
+    @property
+    def handed_on(self) -> object:
+        """The content of the pair in which these outputs are seen next."""
+        return self._content(attrgetter("id"))
+
+    def _content(self, origin: Callable[[Record], int | None]) -> object:
+        golden, mine, site = self.golden, self.mine, self.either.site
+        if golden is None or mine is None:
+            return None
+        prints = golden.summary.fingerprint, mine.summary.fingerprint
+        if None in prints:
+            return None
+        tells = identifies_itself(golden.summary) or identifies_itself(mine.summary)
+        origins = () if tells else (origin(golden), origin(mine))
+        return site.generation, site.step, site.rank, *prints, *origins
 
     def own(self, side: int) -> Record | None:
         """Return a side's record if this is its own row, and not only where it is seen again.
@@ -116,6 +136,15 @@ class Pair:
         """
         record, other = (self.mine, "golden") if side else (self.golden, "mine")
         return None if self.elsewhere == other else record
+
+
+def _origin(record: Record) -> int | None:
+    """Return the output that a tensor is; its own id if it is made there; None if it is unknown.
+
+    A backward pass is given gradients of outputs, and makes those of inputs.
+    """
+    given = "output" if record.site.phase == "backward" else "input"
+    return record.id if record.producer is None and record.site.role != given else record.producer
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +260,11 @@ class Difference:
     def content(self) -> object:
         """What its two tensors hold, the same wherever they are seen; unique if it is unknown."""
         return self.pair.content or self.index
+
+    @property
+    def contents(self) -> set[object]:
+        """What its two tensors hold, here and where they are seen next."""
+        return {self.content, self.pair.handed_on or self.index}
 
     @property
     def differs(self) -> bool:

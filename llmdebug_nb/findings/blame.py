@@ -75,7 +75,7 @@ def explained(
 
 def _but(differences: Sequence[Difference], ties: Collection[int]) -> list[Difference]:
     """Return the rows, those of near ties as expected."""
-    contents = {d.content for d in differences if d.index in ties}
+    contents = {content for d in differences if d.index in ties for content in d.contents}
 
     def other(d: Difference) -> Difference:
         if not d.differs or d.content not in contents:

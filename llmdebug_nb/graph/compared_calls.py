@@ -22,7 +22,8 @@ class ComparedCall:
     """The rows of one call.
 
     ``golden``, ``mine``: the call in each run, None if only the other run made it. ``span``: its
-    first and last row. If one kernel computes several calls, ``reads`` are the inputs of that
+    first and last row; weights are recorded before any call, so theirs are not among them, unless
+    it has no others. If one kernel computes several calls, ``reads`` are the inputs of that
     kernel, and ``inputs`` are the rows in which these were outputs.
     """
 
@@ -93,13 +94,9 @@ class ComparedCall:
         return golden == mine or None in (golden, mine) or same_operator(str(golden), str(mine))
 
     @property
-    def start(self) -> int:
-        return min((row.index for row in self.rows()), default=0)
-
-    @property
     def place(self) -> int:
         bad = self.bad_output
-        return bad.index if bad else self.start
+        return bad.index if bad else self.span[0]
 
     def rows(self) -> Iterator[Difference]:
         yield from self.inputs
@@ -159,7 +156,8 @@ class Calls:
         )
         for call in self.all:
             call.span = _span(call)
-        self._starts = [call.span[0] for call in self.all]  # rising, since rows are in order
+        self.all.sort(key=lambda call: call.span[0])
+        self._starts = [call.span[0] for call in self.all]
         for call in self.all:
             if any(_in_kernel(r) for d in call.inputs for r in (d.pair.golden, d.pair.mine)):
                 call.reads = call.inputs
@@ -279,7 +277,7 @@ class Calls:
 
 def _span(call: ComparedCall) -> tuple[int, int]:
     """Return the first and the last row of a call."""
-    places = [row.index for row in call.rows()]
+    places = [row.index for row in call.inputs + call.outputs or call.weights]
     return min(places, default=0), max(places, default=0)
 
 

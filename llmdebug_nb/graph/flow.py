@@ -14,9 +14,10 @@ import torch
 
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.findings import EXPECTED, Difference
+from llmdebug_nb.core.identity import telling_bytes
 from llmdebug_nb.core.paths import ancestors, within
 from llmdebug_nb.core.records import CallKey, Record
-from llmdebug_nb.graph.flow_calls import FlowCall, is_telling, same_bytes
+from llmdebug_nb.graph.flow_calls import FlowCall, same_bytes
 
 AGREES = ("match", "within_noise", EXPECTED)
 NONE, ALL = Fraction(0), Fraction(1)  # of a tensor's elements
@@ -148,7 +149,7 @@ class Flow:
 
     def is_elsewhere(self, record: Record) -> bool:
         """Tell whether the other run has a tensor that agrees, whatever stands at its place."""
-        return is_telling(record) and record.summary.fingerprint in self._found
+        return telling_bytes(record.summary) in self._found
 
     @functools.cached_property
     def _found(self) -> set[str | None]:
@@ -198,14 +199,12 @@ class Flow:
 
         A view that was copied shares no storage with what it is a view of.
         """
-        summary = record.summary
-        if summary.fingerprint is None or summary.min is None or summary.max is None:
-            return None
-        if not summary.min < summary.max:  # a constant, or NaN everywhere
+        known, summary = telling_bytes(record.summary), record.summary
+        if known is None:
             return None
         if record.site.role == "output" and self.call(record).is_operator:
             return None  # an operator makes its result from its inputs
-        key = summary.fingerprint, summary.dtype, summary.numel
+        key = known, summary.dtype, summary.numel
         ids = self._outputs.get(key, [])
         at = bisect.bisect_left(ids, record.id)
         other = self.records[ids[at - 1]] if at else None

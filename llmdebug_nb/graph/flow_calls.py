@@ -67,12 +67,6 @@ class FlowCall:
         return min(record.id for record in first)
 
 
-def is_telling(record: Record) -> bool:
-    """Tell whether a tensor has values of its own: it is no constant."""
-    s = record.summary
-    return s.numel > 1 and s.min != s.max
-
-
 def same_bytes(one: Record, other: Record) -> bool:
     """Tell whether two records hold the same bytes."""
     a, b = one.summary, other.summary

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from llmdebug_nb.core import constants
+from llmdebug_nb.core.identity import identifies_itself
 from llmdebug_nb.core.layers import layer_of
 from llmdebug_nb.core.paths import parent_of
 from llmdebug_nb.core.records import Record
@@ -103,7 +104,7 @@ def _named(flow: Flow, records: Iterable[Record], golden: Record) -> list[Named]
     for record in records:
         s = record.summary
         content = s.fingerprint or record.id
-        if record.id in seen or content in seen or s.numel < 2 or s.min == s.max:
+        if record.id in seen or content in seen or not identifies_itself(s):
             continue
         seen |= {record.id, content}
         found.append((name(flow, record), record))

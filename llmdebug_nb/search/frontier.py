@@ -22,11 +22,12 @@ from functools import cached_property
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating, is_integer
 from llmdebug_nb.core.findings import EXPECTED, Difference
+from llmdebug_nb.core.identity import identifies_itself
 from llmdebug_nb.core.paths import any_layer, operator_of
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.graph.data_dependence import Origin
 from llmdebug_nb.graph.flow import AGREES, Flow
-from llmdebug_nb.graph.flow_calls import FlowCall, is_telling
+from llmdebug_nb.graph.flow_calls import FlowCall
 from llmdebug_nb.graph.region import Region
 from llmdebug_nb.graph.trace_back import back
 from llmdebug_nb.search.reordered_values import reordered
@@ -198,7 +199,11 @@ class Frontier:
             for flow, record in zip(self.flows, records, strict=True)
         )
         # what also takes a weight, as all linear layers do, may be another call of that kind
-        alone = [c for c in takers if len([*filter(is_telling, c.inputs + c.weights)]) == 1]
+        alone = [
+            call
+            for call in takers
+            if sum(identifies_itself(r.summary) for r in call.inputs + call.weights) == 1
+        ]
         later = {operator_of(call.key.path) for call in alone} - {""}
         return bool((golden - mine) & later)
 
@@ -243,8 +248,10 @@ class Frontier:
         They are if calls make them that take one tensor, however little they have in common.
         """
         makers = [side[-1].inputs if side else [] for side in (region.golden, region.mine)]
-        golden = {d.index for r in makers[0] for d in self.flows[0].rows[r.id] if is_telling(r)}
-        mine = {d.index for r in makers[1] for d in self.flows[1].rows[r.id] if is_telling(r)}
+        golden, mine = (
+            {d.index for r in taken if identifies_itself(r.summary) for d in flow.rows[r.id]}
+            for flow, taken in zip(self.flows, makers, strict=True)
+        )
         return bool(region.taken or golden & mine) or not self.is_dubious(region.row)
 
     @cached_property

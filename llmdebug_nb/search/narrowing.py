@@ -13,10 +13,11 @@ from collections.abc import Sequence
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
+from llmdebug_nb.core.identity import identifies_itself
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.graph.data_dependence import Origin
 from llmdebug_nb.graph.flow import Flow
-from llmdebug_nb.graph.flow_calls import FlowCall, is_telling, same_bytes
+from llmdebug_nb.graph.flow_calls import FlowCall, same_bytes
 from llmdebug_nb.graph.region import Region
 from llmdebug_nb.replay.runs import Runs
 from llmdebug_nb.search.rewritten import Rewritten
@@ -101,7 +102,7 @@ class Narrowing:
         made: set[int] = set()
         found = []
         for call in calls:
-            if any(map(is_telling, call.outputs)) and any(
+            if any(identifies_itself(r.summary) for r in call.outputs) and any(
                 self._is_data(r, side) or self.flows[side].made_by(r, made) for r in call.inputs
             ):
                 made |= {record.id for record in call.outputs}
@@ -148,7 +149,7 @@ class Narrowing:
         """
         flow = self.flows[side]
         base = flow.records.get(record.producer) if record.producer is not None else None
-        if base is None or not is_telling(record):
+        if base is None or not identifies_itself(record.summary):
             return False
         if self._origins[side].is_constant(base):
             return False
@@ -180,7 +181,7 @@ class Narrowing:
         It is no other form of the same if the region puts it together with what agrees.
         """
         made = (r for call in region.mine for r in call.outputs if self._is_made(1, r))
-        for record in filter(is_telling, made):
+        for record in (r for r in made if identifies_itself(r.summary)):
             if not self._is_mixed(record, region.mine):
                 continue
             makers = self.flows[1].makers(record, after=-1)

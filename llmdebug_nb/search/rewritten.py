@@ -11,8 +11,9 @@ from functools import cached_property
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon, is_floating
+from llmdebug_nb.core.identity import identifies_itself
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.graph.flow_calls import FlowCall, is_telling
+from llmdebug_nb.graph.flow_calls import FlowCall
 from llmdebug_nb.graph.region import Region
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.runs import Runs
@@ -108,8 +109,9 @@ class Rewritten:
     def _share(self, golden: FlowCall, mine: FlowCall) -> bool:
         return any(
             self._exchange.same(theirs, ours) or self._known.same(theirs, ours)
-            for theirs in filter(is_telling, golden.inputs)
-            for ours in filter(is_telling, mine.inputs)
+            for theirs in golden.inputs
+            for ours in mine.inputs
+            if identifies_itself(theirs.summary) and identifies_itself(ours.summary)
         )
 
     def _suspects(self, calls: list[FlowCall], known: Known, side: int) -> list[FlowCall]:
@@ -169,7 +171,9 @@ class Rewritten:
         for call in reversed(self._mine):
             outputs = {r.id for r in call.outputs}
             leads = any(flow.made_by(r, outputs) for c in leading for r in c.inputs)
-            if call in self._data[1] or not leads or not any(map(is_telling, call.outputs)):
+            if call in self._data[1] or not leads:
+                continue
+            if not any(identifies_itself(r.summary) for r in call.outputs):
                 continue
             if not known.exactly(call) and not known.apart(call, self._mine):
                 leading.insert(0, call)
@@ -211,7 +215,7 @@ class Rewritten:
             return None
         calls = (calls or self._golden)[: constants.REGION_SUSPECTS]
         made = {r.id: c for c in self._golden for r in c.outputs}
-        others = [r for c in calls for r in (*c.inputs, *c.outputs) if is_telling(r)]
+        others = [r for c in calls for r in (*c.inputs, *c.outputs) if identifies_itself(r.summary)]
         for record in _numbers(call.inputs):
             for other in others:
                 if self._exchange.same(other, record) or not self._mends(
@@ -248,7 +252,7 @@ class Rewritten:
 
     def _is_weight(self, record: Record, side: int) -> bool:
         """Tell whether an operator takes a tensor of numbers that no call has made."""
-        of_numbers = is_telling(record) and is_floating(record.summary.dtype)
+        of_numbers = identifies_itself(record.summary) and is_floating(record.summary.dtype)
         flow = self._flows[side]
         base = flow.base(record)
         made = base.producer is not None or flow.maker(record) is not None
@@ -269,12 +273,7 @@ class Rewritten:
         """
         region = self._region
         taken = [
-            [
-                (c, r)
-                for c in calls
-                for r in c.inputs
-                if is_telling(r) and is_floating(r.summary.dtype)
-            ]
+            [(c, r) for c in calls for r in _numbers(c.inputs)]
             for calls in (self._golden, self._mine)
         ]
         missing, foreign = (
@@ -305,7 +304,7 @@ class Rewritten:
         """
         made: set[int] = set()
         for call in self._golden[self._golden.index(taker) :]:
-            values = [r for r in call.inputs if is_telling(r) and is_floating(r.summary.dtype)]
+            values = _numbers(call.inputs)
             own = [r for r in values if self._flows[0].made_by(r, made)]
             if (own or call is taker) and len(values) > 1:
                 return call
@@ -332,4 +331,4 @@ def _using_none(calls: list[FlowCall], data: list[FlowCall]) -> list[FlowCall]:
 
 def _numbers(records: Sequence[Record]) -> list[Record]:
     """Return those that hold numbers of a float, not one alone."""
-    return [r for r in records if is_telling(r) and is_floating(r.summary.dtype)]
+    return [r for r in records if identifies_itself(r.summary) and is_floating(r.summary.dtype)]

@@ -6,10 +6,11 @@ import torch
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
+from llmdebug_nb.core.identity import identifies_itself
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.graph.compared_calls import kind_of_operator
 from llmdebug_nb.graph.flow import Flow
-from llmdebug_nb.graph.flow_calls import FlowCall, is_telling, same_bytes
+from llmdebug_nb.graph.flow_calls import FlowCall, same_bytes
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.replay import Replayed
 from llmdebug_nb.replay.runs import Runs
@@ -25,9 +26,9 @@ class Exchange:
 
     def unsettled(self, golden: FlowCall, mine: FlowCall) -> tuple[list[Record], list[Record]]:
         """Return the inputs of two calls that do not hold the same values."""
-        right = [record for record in mine.inputs if is_telling(record)]
+        right = [record for record in mine.inputs if identifies_itself(record.summary)]
         left = []
-        for record in filter(is_telling, golden.inputs):
+        for record in (r for r in golden.inputs if identifies_itself(r.summary)):
             same = next((other for other in right if self.same(record, other)), None)
             if same is None:
                 left.append(record)
@@ -37,7 +38,7 @@ class Exchange:
 
     def is_entry(self, record: Record, side: int) -> bool:
         """Tell whether a tensor enters a region: it agrees, and has values of its own."""
-        return is_telling(record) and bool(self.flows[side].agrees(record))
+        return identifies_itself(record.summary) and bool(self.flows[side].agrees(record))
 
     def same(self, golden: Record, mine: Record) -> bool:
         """Tell whether two tensors are paired, or one has the bytes of the other's partner."""

@@ -16,7 +16,9 @@ import torch
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.findings import Difference
+from llmdebug_nb.core.identity import identifies_itself
 from llmdebug_nb.core.kernels.masks import hidden
+from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.runs import Runs
 
@@ -120,11 +122,10 @@ class Values:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Tell whether the numbers of a tensor are hardly ever equal by chance, and none is masked."""
-    dense = tensor.numel() >= constants.FEWEST_FOUND
-    return dense and (
-        tensor.is_complex() or (tensor.is_floating_point() and hidden(tensor) is None)
-    )
+    """Tell whether the numbers of a tensor, in any order, identify it, and none is masked."""
+    if tensor.numel() < constants.FEWEST_FOUND or not identifies_itself(summarize(tensor)):
+        return False
+    return tensor.is_complex() or (tensor.is_floating_point() and hidden(tensor) is None)
 
 
 def _magnitudes(tensor: torch.Tensor) -> torch.Tensor:

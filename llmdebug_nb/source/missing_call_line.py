@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from llmdebug_nb.core.dtypes import is_floating
+from llmdebug_nb.core.identity import identifies_itself
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.graph.flow import Flow
-from llmdebug_nb.graph.flow_calls import FlowCall, is_telling, same_bytes
+from llmdebug_nb.graph.flow_calls import FlowCall, same_bytes
 from llmdebug_nb.graph.region import Region
 
 
@@ -42,7 +43,7 @@ def gap(region: Region, flows: tuple[Flow, Flow], at: int) -> Gap:
 def _is_data(record: Record, flow: Flow) -> bool:
     """Tell whether a call gave a tensor of numbers that both programs have."""
     made = flow.maker(record) is not None
-    return made and is_telling(record) and is_floating(record.summary.dtype)
+    return made and identifies_itself(record.summary) and is_floating(record.summary.dtype)
 
 
 def _same(record: Record, flows: tuple[Flow, Flow], at: int) -> list[Record]:
