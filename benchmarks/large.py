@@ -8,15 +8,17 @@ from typing import cast
 import numpy as np
 import torch
 
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.causes import causes
+from llmdebug_nb.comparison.differences import Comparison, Difference, RowVerdict
 from llmdebug_nb.comparison.judging import Judging
 from llmdebug_nb.core.batches import Batch
 from llmdebug_nb.core.columns import AT, COLUMNS, Row
-from llmdebug_nb.core.findings import Comparison, Difference, Finding, Pair, RowVerdict
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Node, RootCall
 from llmdebug_nb.findings.blame import Explanation
+from llmdebug_nb.findings.finding import Finding
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.writer import Writer, create_run
 

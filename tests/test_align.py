@@ -16,10 +16,10 @@ import llmdebug_nb as ld
 import reimplemented
 from llmdebug_nb.align import pairing
 from llmdebug_nb.align.matches import ValueMatches
+from llmdebug_nb.align.reasons import Reason
 from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.core.kernels.summary import summarize
-from llmdebug_nb.core.reasons import Reason
 from llmdebug_nb.core.records import Record, Site
 from models import gpt2, llama, prompt
 from recordings import AGREED

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import llmdebug_nb as ld
 from llmdebug_nb.comparison.choices import gap
-from llmdebug_nb.core.rules import Rule
+from llmdebug_nb.comparison.rules import Rule
 from models import prompt
 from test_places import AGREED
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import llmdebug_nb as ld
 from llmdebug_nb.align import pairing
-from llmdebug_nb.core.reasons import Reason
+from llmdebug_nb.align.reasons import Reason
 from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.notebook import display
 from models import ARCHITECTURES, generate, gpt2, llama, prompt

@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import llmdebug_nb as ld
+from llmdebug_nb.align.pairs import Pair
+from llmdebug_nb.align.reasons import Reason
 from llmdebug_nb.cli import main
 from llmdebug_nb.comparison.coverage import coverage, why_incomparable
-from llmdebug_nb.core.findings import Coverage, Difference, Pair
-from llmdebug_nb.core.reasons import Reason
+from llmdebug_nb.comparison.differences import Coverage, Difference
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core.records import Record, Site, Summary
-from llmdebug_nb.core.rules import Rule
 from models import gpt2, llama, prompt
 
 KIND = "float32 [8, 8]"

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional
 
 import llmdebug_nb as ld
-from llmdebug_nb.core.findings import Coverage
-from llmdebug_nb.core.rules import Rule
+from llmdebug_nb.comparison.differences import Coverage
+from llmdebug_nb.comparison.rules import Rule
 from recordings import AGREED, record
 
 

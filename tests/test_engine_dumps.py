@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import llmdebug_nb as ld
-from llmdebug_nb.core.rules import Rule
+from llmdebug_nb.comparison.rules import Rule
 from recordings import boundaries
 
 DATA = Path(__file__).parent / "data"

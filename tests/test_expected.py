@@ -16,7 +16,6 @@ from torch import nn
 import llmdebug_nb as ld
 from llmdebug_nb.cli import main
 from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError, OptionError
-from llmdebug_nb.core.findings import Expectation
 from llmdebug_nb.core.paths import within
 from llmdebug_nb.core.records import Site
 from llmdebug_nb.notebook.bridge import Bridge
@@ -25,6 +24,7 @@ from llmdebug_nb.show import html
 from llmdebug_nb.show.tables import EVERYTHING
 from llmdebug_nb.show.text import notebook_text, report_text
 from llmdebug_nb.store import expected as marks
+from llmdebug_nb.store.expectation import Expectation
 from llmdebug_nb.store.run import Run
 from models import llama, prompt
 

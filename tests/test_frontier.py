@@ -15,13 +15,14 @@ from torch.nn import functional as F
 
 import llmdebug_nb as ld
 from llmdebug_nb.align.pairing import pair
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.causes import causes
 from llmdebug_nb.causes.judge import Judge
 from llmdebug_nb.causes.tensor_kinds import near
+from llmdebug_nb.comparison.differences import Difference
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core.errors import CorruptDumpError
-from llmdebug_nb.core.findings import Difference, Pair
 from llmdebug_nb.core.records import Record, Site, Summary
-from llmdebug_nb.core.rules import Rule
 from llmdebug_nb.graph.compared_calls import Calls, ComparedCall
 from llmdebug_nb.graph.data_dependence import Origin
 from llmdebug_nb.graph.flow import Flow

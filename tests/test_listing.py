@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import llmdebug_nb as ld
-from llmdebug_nb.core.listings import Listing
+from llmdebug_nb.source.listings import Listing
 from llmdebug_nb.source.side_by_side import aligned
 from llmdebug_nb.store import format as fmt
 

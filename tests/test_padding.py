@@ -15,10 +15,10 @@ from torch import nn
 
 import llmdebug_nb as ld
 from llmdebug_nb.comparison.padding import of_tokens
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core.kernels.padding import Blanks, Padding, _are_blank
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, Site
-from llmdebug_nb.core.rules import Rule
 
 SIZE, HEADS, TOKENS = 32, 4, 7
 LEFT = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1]])

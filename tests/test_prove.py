@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 import llmdebug_nb as ld
 from llmdebug_nb.core.errors import ProofError
-from llmdebug_nb.core.findings import Proof
+from llmdebug_nb.findings.finding import Proof
+from llmdebug_nb.replay.in_place import in_place
 from llmdebug_nb.replay.operators import CannotReplay
-from llmdebug_nb.search.graft_choice import in_place
 from models import gpt2, hooks_left, prompt
 from reimplemented import GPT
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import llmdebug_nb as ld
 from llmdebug_nb.core.errors import CorruptDumpError
-from llmdebug_nb.core.findings import Finding
+from llmdebug_nb.findings.finding import Finding
 from llmdebug_nb.replay.runs import Side
 from recordings import record
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import llmdebug_nb as ld
-from llmdebug_nb.core.findings import Difference, Pair
+from llmdebug_nb.align.pairs import Pair
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.records import CallKey, Record, Site, Summary
 from llmdebug_nb.findings import repro
 from llmdebug_nb.graph.compared_calls import ComparedCall

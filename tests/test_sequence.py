@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmdebug_nb.align import pairing
+from llmdebug_nb.align.reasons import Reason
 from llmdebug_nb.align.sequence import CallFeatures, agreement, align, digits
-from llmdebug_nb.core.reasons import Reason
 from llmdebug_nb.core.records import Record, Site, Summary
 
 OPS = ("linear", "matmul", "add", "mul", "softmax", "silu")

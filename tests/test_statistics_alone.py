@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 import llmdebug_nb as ld
 from llmdebug_nb.comparison.choices import moved, moved_norm, near_ties
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.kernels.masks import hide_as_much, hides_tokens
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Summary
-from llmdebug_nb.core.rules import Rule
 from test_places import AGREED
 
 HALF = torch.bfloat16

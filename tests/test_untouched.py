@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import llmdebug_nb as ld
 from llmdebug_nb.comparison.choices import in_one_order, without
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.comparison.untouched import Steps
 from llmdebug_nb.core.kernels.padding import Blanks
 from llmdebug_nb.core.records import RootCall, Site
-from llmdebug_nb.core.rules import Rule
 from models import prompt
 from test_places import AGREED
 

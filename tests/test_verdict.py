@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 import llmdebug_nb as ld
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.comparison import judging, metrics
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured, error_of
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import Expectation, Pair
 from llmdebug_nb.core.kernels.narrow import rounding
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, Site, Summary
-from llmdebug_nb.core.rules import Rule
+from llmdebug_nb.store.expectation import Expectation
 from models import generate, gpt2, llama, mixtral, prompt, qwen2
 from recordings import AGREED, scaled
 

@@ -16,7 +16,8 @@ from hypothesis.extra import numpy as hnp
 from markupsafe import escape
 
 import llmdebug_nb as ld
-from llmdebug_nb.core.findings import Difference, Pair
+from llmdebug_nb.align.pairs import Pair
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.layers import parts
 from llmdebug_nb.core.records import Node, Record, Site, Summary
 from llmdebug_nb.notebook.bridge import Bridge

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from llmdebug_nb.align import sequence
 from llmdebug_nb.align.calls import RecordedCall
+from llmdebug_nb.align.reasons import Reason, Why
 from llmdebug_nb.align.sequence import CallFeatures, MatchTolerance
 from llmdebug_nb.core.identity import telling_bytes
-from llmdebug_nb.core.reasons import Reason, Why
 from llmdebug_nb.core.records import EXPORTED, Record
 
 # classes of modules and types of nodes that compute the same; any other matches by value alone

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from llmdebug_nb.align.reasons import Reason, Why
 from llmdebug_nb.core.errors import OptionError, nearest
 from llmdebug_nb.core.paths import is_operator, module_of
-from llmdebug_nb.core.reasons import Reason, Why
 
 if TYPE_CHECKING:
     import yaml

@@ -34,14 +34,14 @@ from llmdebug_nb.align.matches import ValueMatch, ValueMatches, WeightMatches
 from llmdebug_nb.align.modules import ModuleTree
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.padding import AtTokens
+from llmdebug_nb.align.pairs import Pair
+from llmdebug_nb.align.reasons import Reason, Why
 from llmdebug_nb.align.results import ResultMatches, RoleMatches, place_results
 from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
-from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.paths import is_operator, operator_of
-from llmdebug_nb.core.reasons import Reason, Why
 from llmdebug_nb.core.records import CallKey, Node, Record
 
 _SAME, _REPLACED = "the same operator", "another operator with the same result"

@@ -11,13 +11,13 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from llmdebug_nb.align.pairs import Pair
+from llmdebug_nb.align.program_results import Results
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.core.dtypes import is_floating, is_integer
-from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.identity import telling_bytes
 from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import CallKey, Record
-from llmdebug_nb.core.results import Results
 
 _Slot = tuple[str, str]  # path and slot
 _Key = tuple[str, tuple[object, ...]]

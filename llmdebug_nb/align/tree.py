@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from llmdebug_nb.align import sequence
 from llmdebug_nb.align.modules import Kind, ModuleFacts, ModuleTree, Shapes
+from llmdebug_nb.align.reasons import Reason, Why
 from llmdebug_nb.align.sequence import CallFeatures
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.layers import layer_of
 from llmdebug_nb.core.paths import ancestors
-from llmdebug_nb.core.reasons import Reason, Why
 
 Partners = dict[str, tuple[tuple[str, ...], Why]]  # golden's path -> mine's paths, and why
 Match = Callable[[str, str, Why], None]

@@ -1,4 +1,4 @@
-"""Why a record has no partner: one of the closed set in `core/reasons.py`."""
+"""Why a record has no partner: one of the closed set in `align/reasons.py`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from llmdebug_nb.align.calls import grouped
 from llmdebug_nb.align.exported import is_graph
-from llmdebug_nb.core.findings import Pair
+from llmdebug_nb.align.pairs import Pair
+from llmdebug_nb.align.reasons import Reason
 from llmdebug_nb.core.paths import is_operator, module_of
-from llmdebug_nb.core.reasons import Reason
 from llmdebug_nb.core.records import IN_KERNEL, Record
 
 

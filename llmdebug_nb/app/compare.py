@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from llmdebug_nb.align import names
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.pairing import pair
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.app import proof
 from llmdebug_nb.app.by_token import same_steps
 from llmdebug_nb.app.calibration import AUTO, recordings
@@ -26,6 +27,7 @@ from llmdebug_nb.app.sides import sides
 from llmdebug_nb.comparison import engine
 from llmdebug_nb.comparison.calibration import Calibration
 from llmdebug_nb.comparison.custom import Custom
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.comparison.epsilons import told
 from llmdebug_nb.comparison.jobs import Work
 from llmdebug_nb.comparison.limits import Limits
@@ -34,11 +36,11 @@ from llmdebug_nb.comparison.untouched import Steps
 from llmdebug_nb.core import collector, constants
 from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.errors import CompareError
-from llmdebug_nb.core.findings import Difference, Expectation, Pair
 from llmdebug_nb.findings import blame
 from llmdebug_nb.findings.blame import Explanation
 from llmdebug_nb.replay.runs import Runs
 from llmdebug_nb.store import compiled, reader
+from llmdebug_nb.store.expectation import Expectation
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.weight_history import History, Name, Step
 

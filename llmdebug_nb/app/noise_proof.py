@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from llmdebug_nb.align.program_results import Results
 from llmdebug_nb.causes import causes
+from llmdebug_nb.comparison.differences import EXPECTED, Difference, RowVerdict
 from llmdebug_nb.comparison.judging import Judging
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import EXPECTED, Difference, RowVerdict
-from llmdebug_nb.core.results import Results
-from llmdebug_nb.core.rules import Rule
 from llmdebug_nb.findings.blame import Explanation
 
 Blame = Callable[[Sequence[Difference]], Explanation]

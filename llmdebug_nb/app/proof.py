@@ -14,21 +14,19 @@ from llmdebug_nb.app.rerun import Step
 from llmdebug_nb.app.sides import sides
 from llmdebug_nb.capture.substitution import Place, Substitution
 from llmdebug_nb.causes import causes
+from llmdebug_nb.comparison.differences import Difference
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core.errors import LLMDebugError, ProofError
-from llmdebug_nb.core.findings import (
-    Difference,
-    Expectation,
-    Finding,
-    Proof,
-)
 from llmdebug_nb.core.paths import any_layer
-from llmdebug_nb.core.rules import Rule
+from llmdebug_nb.findings.finding import Finding, Proof
+from llmdebug_nb.findings.graft_choice import Placed, alike, of_weights, placed
 from llmdebug_nb.graph.flow import AGREES
+from llmdebug_nb.replay.in_place import Put
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.replay import largest_error, same
 from llmdebug_nb.replay.runs import Runs, Side
-from llmdebug_nb.search.graft_choice import Placed, Put, alike, of_weights, placed
 from llmdebug_nb.show.words import count_text
+from llmdebug_nb.store.expectation import Expectation
 
 if TYPE_CHECKING:
     import torch

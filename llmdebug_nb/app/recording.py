@@ -22,10 +22,10 @@ from llmdebug_nb.app.live_models import (
     remember_roots,
     remember_run,
 )
+from llmdebug_nb.app.option_signatures import shows_options
 from llmdebug_nb.capture.hooks import module_tree
 from llmdebug_nb.core import collector, determinism, interrupts
 from llmdebug_nb.core.errors import CaptureError, OptionError, StoreError, UploadWarning
-from llmdebug_nb.core.option_signatures import shows_options
 from llmdebug_nb.core.options import DumpOptions, runs_folder
 from llmdebug_nb.core.records import Node, RootCall
 from llmdebug_nb.store.format import MARKER

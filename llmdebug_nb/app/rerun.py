@@ -34,7 +34,7 @@ from llmdebug_nb.store.writer import Writer, create_run
 
 if TYPE_CHECKING:
     from llmdebug_nb.capture.hooks.handles import Handle
-    from llmdebug_nb.search.graft_choice import Put
+    from llmdebug_nb.replay.in_place import Put
     from llmdebug_nb.store.run import Run
 
 Weights = Mapping[tuple[str, str], "Put"]  # by path of the module and name

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmdebug_nb.causes.tensor_kinds import slots
+from llmdebug_nb.comparison.differences import EXPECTED, Difference
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.paths import module_of
 from llmdebug_nb.graph.compared_calls import ComparedCall
 from llmdebug_nb.graph.flow import AGREES, Flow

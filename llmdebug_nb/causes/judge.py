@@ -25,10 +25,10 @@ from llmdebug_nb.causes.tensor_kinds import (
     origin,
 )
 from llmdebug_nb.causes.weights import Weights
+from llmdebug_nb.comparison.differences import EXPECTED, Difference
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.paths import common_ancestor, module_of
-from llmdebug_nb.core.rules import Rule
 from llmdebug_nb.graph.compared_calls import Calls, ComparedCall, as_one, same_operator
 from llmdebug_nb.graph.flow_calls import FlowCall
 from llmdebug_nb.graph.region import Region

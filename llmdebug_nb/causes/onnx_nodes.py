@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import torch
 
+from llmdebug_nb.align.reasons import OF_GRAPH
 from llmdebug_nb.causes import causes
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import is_operator
-from llmdebug_nb.core.reasons import OF_GRAPH
 from llmdebug_nb.core.records import EXPORTED, CallKey, Record
 from llmdebug_nb.graph.compared_calls import ComparedCall
 from llmdebug_nb.replay.execution import quiet

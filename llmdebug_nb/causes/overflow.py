@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.kernels.masks import fill_count
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.graph.compared_calls import Calls, ComparedCall

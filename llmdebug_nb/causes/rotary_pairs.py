@@ -15,10 +15,10 @@ from collections.abc import Iterator
 import torch
 
 from llmdebug_nb.causes.weight_order import in_any_layer, row_order
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon, is_floating
 from llmdebug_nb.core.errors import CorruptDumpError
-from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import is_operator, parent_of, within
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.graph.flow import Flow

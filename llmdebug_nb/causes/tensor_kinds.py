@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 
 from llmdebug_nb.causes import causes
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES, epsilon, is_floating
-from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import is_operator, module_of, parent_of, within
 from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.graph.compared_calls import Calls, ComparedCall

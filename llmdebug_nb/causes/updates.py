@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from llmdebug_nb.causes import causes
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import ancestors, module_of, within
 from llmdebug_nb.core.placement import unshared
 from llmdebug_nb.core.records import CallKey

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from llmdebug_nb.core.findings import Difference
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.identity import identifies_itself
 from llmdebug_nb.core.paths import any_layer, module_of, parent_of
 from llmdebug_nb.core.records import Record

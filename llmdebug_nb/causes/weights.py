@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from llmdebug_nb.causes import causes
 from llmdebug_nb.causes.updates import Updates
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import module_of
 from llmdebug_nb.graph.compared_calls import ComparedCall
 from llmdebug_nb.replay.runs import Runs

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from llmdebug_nb.app.logits import arguments
 from llmdebug_nb.cli.command import DIVERGED, INCOMPARABLE, OK, Commands, say
+from llmdebug_nb.comparison.token_checks import FAIL, PASS
 from llmdebug_nb.core.errors import OptionError
-from llmdebug_nb.core.token_checks import FAIL, PASS
 
 _DESCRIPTION = (
     "Compare the logits of two runs, or of two dumps of other tools, token by token: KL, cosine,"

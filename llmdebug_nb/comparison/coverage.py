@@ -6,14 +6,14 @@ import math
 import statistics
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 
+from llmdebug_nb.align.program_results import Results
+from llmdebug_nb.align.reasons import EXCUSED, Reason
+from llmdebug_nb.comparison.differences import Coverage, Difference
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
-from llmdebug_nb.core.findings import Coverage, Difference
 from llmdebug_nb.core.paths import is_operator
-from llmdebug_nb.core.reasons import EXCUSED, Reason
 from llmdebug_nb.core.records import Record, Site
-from llmdebug_nb.core.results import Results
-from llmdebug_nb.core.rules import Rule
 
 _AGREES = ("match", "within_noise")
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.comparison import jobs, metrics
 from llmdebug_nb.comparison.calibration import Calibration
 from llmdebug_nb.comparison.choices import Scores
@@ -22,6 +23,7 @@ from llmdebug_nb.comparison.judging import Golden, Judging
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured, error_of
 from llmdebug_nb.comparison.modules import Modules
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.comparison.threads import in_threads, one_by_one
 from llmdebug_nb.comparison.tolerance import UNMATCHED
 from llmdebug_nb.comparison.uninitialised_memory import Unwritten
@@ -29,12 +31,10 @@ from llmdebug_nb.comparison.untouched import Steps
 from llmdebug_nb.comparison.weight_noise import Weights
 from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
-from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.fingerprint import same
 from llmdebug_nb.core.kernels.masks import have_other_forms, hide_as_much
 from llmdebug_nb.core.kernels.padding import Blanks, Padding
 from llmdebug_nb.core.records import Node, Record, Site, Summary
-from llmdebug_nb.core.rules import Rule
 
 if TYPE_CHECKING:
     import torch

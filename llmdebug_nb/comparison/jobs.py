@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from llmdebug_nb.align.fit import Fit
 from llmdebug_nb.comparison import choices, clipping, metrics, quantisation_steps, sorted_tokens
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.measured import OfTokens
@@ -22,7 +23,6 @@ from llmdebug_nb.comparison.weight_noise import TURNED, shown, turned
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
-from llmdebug_nb.core.findings import Fit
 from llmdebug_nb.core.kernels.masks import may_hide, without_masked
 from llmdebug_nb.core.kernels.narrow import rounding
 from llmdebug_nb.core.kernels.padding import Blanks

@@ -8,25 +8,19 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from llmdebug_nb.comparison.calibration import Calibration, says
+from llmdebug_nb.comparison.differences import EXPECTED, MISMATCHES, Comparison, Difference
 from llmdebug_nb.comparison.epsilons import Epsilons
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured, scale_of
 from llmdebug_nb.comparison.noise import Level, NoisePropagation
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.comparison.siblings import Siblings
 from llmdebug_nb.comparison.tolerance import Grounds, Judge, is_replaced, steps_of
 from llmdebug_nb.comparison.untouched import Steps, Untouched, Values
 from llmdebug_nb.comparison.used_outputs import Uses
 from llmdebug_nb.comparison.weight_noise import Weights
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import (
-    EXPECTED,
-    MISMATCHES,
-    Comparison,
-    Difference,
-    Expectation,
-    covering,
-)
-from llmdebug_nb.core.rules import Rule
+from llmdebug_nb.store.expectation import Expectation, covering
 
 
 @dataclass(frozen=True)
@@ -108,7 +102,7 @@ class Judging:
             d.index: mark
             for d in self.plain
             if (d.verdict in MISMATCHES or d.follows)
-            and (mark := covering(expected, d, self.is_large(d.index)))
+            and (mark := covering(expected, d.marked_sites, self.is_large(d.index)))
         }
         if not marks and not excused:
             return self.plain

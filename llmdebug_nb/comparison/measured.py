@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.comparison.metrics import Metrics
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import Pair
-from llmdebug_nb.core.rules import Rule
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ correspond. We judge again where a tensor has rows and tokens at known positions
 
 from __future__ import annotations
 
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.comparison.taint import Followed
-from llmdebug_nb.core.findings import Pair
 
 
 class OfAllBatch:

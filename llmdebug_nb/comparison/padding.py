@@ -13,13 +13,13 @@ from dataclasses import replace
 import torch
 
 from llmdebug_nb.comparison import metrics
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.comparison.measured import Measured, OfTokens
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.comparison.taint import Followed
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.kernels.masks import hides_tokens
 from llmdebug_nb.core.kernels.padding import Blanks, Reading, are_marks, zeroed
-from llmdebug_nb.core.rules import Rule
 
 
 def notes(differences: Sequence[Difference]) -> list[str]:

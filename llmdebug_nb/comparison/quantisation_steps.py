@@ -14,9 +14,9 @@ from collections.abc import Iterable
 
 import torch
 
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import Difference
 
 
 def compare(golden: torch.Tensor, mine: torch.Tensor, grain: torch.Tensor) -> tuple[Metrics, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmdebug_nb.core.findings import Pair
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.core.identity import identifies_itself
 from llmdebug_nb.core.paths import ancestors, is_operator
 from llmdebug_nb.core.records import CallKey, Record, Site

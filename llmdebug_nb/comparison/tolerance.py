@@ -12,8 +12,10 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.comparison import choices
 from llmdebug_nb.comparison.calibration import Calibration
+from llmdebug_nb.comparison.differences import MISMATCHES, Comparison, Difference, RowVerdict
 from llmdebug_nb.comparison.epsilons import Epsilons
 from llmdebug_nb.comparison.limits import Judged, Limits
 from llmdebug_nb.comparison.measured import Measured, is_even, scale_of
@@ -27,20 +29,13 @@ from llmdebug_nb.comparison.noise import (
 )
 from llmdebug_nb.comparison.other_batch import OfAllBatch
 from llmdebug_nb.comparison.padding import Unasked
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.comparison.siblings import Siblings
 from llmdebug_nb.comparison.sorted_tokens import Sorted
 from llmdebug_nb.comparison.untouched import Untouched
 from llmdebug_nb.comparison.used_outputs import Uses
 from llmdebug_nb.comparison.weight_noise import TURNED, turned_by
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import (
-    MISMATCHES,
-    Comparison,
-    Difference,
-    Pair,
-    RowVerdict,
-)
-from llmdebug_nb.core.rules import Rule
 
 UNMATCHED: Final = "unmatched"
 

@@ -14,10 +14,10 @@ from typing import NamedTuple, Protocol, TypeGuard
 
 import torch
 
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.comparison.choices import by_token
 from llmdebug_nb.comparison.jobs import Outcome
 from llmdebug_nb.comparison.measured import Measured
-from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.padding import Blanks
 from llmdebug_nb.core.records import RootCall, Site
 

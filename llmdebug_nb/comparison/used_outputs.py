@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llmdebug_nb.core.findings import Pair
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import CallKey, Record
 

@@ -18,13 +18,14 @@ from dataclasses import dataclass, field, replace
 from llmdebug_nb.causes import causes, evidence_text, onnx_nodes, scalars
 from llmdebug_nb.causes.judge import Blamed, Judge
 from llmdebug_nb.causes.tensor_kinds import OtherTokens, input_name, is_root, kind_of
+from llmdebug_nb.comparison.differences import EXPECTED, Difference
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core.errors import LLMDebugError
-from llmdebug_nb.core.findings import EXPECTED, Difference, Finding
 from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.records import CallKey, Kernel
-from llmdebug_nb.core.rules import Rule
 from llmdebug_nb.findings import relation_inputs, repro, sources
 from llmdebug_nb.findings.expected import PassedOn
+from llmdebug_nb.findings.finding import Finding
 from llmdebug_nb.graph.compared_calls import ComparedCall
 from llmdebug_nb.graph.equal_in_effect import equal_in_effect
 from llmdebug_nb.graph.flow import Flow

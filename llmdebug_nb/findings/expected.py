@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from llmdebug_nb.causes import verify
-from llmdebug_nb.core.findings import Difference
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.paths import ancestors, within
 from llmdebug_nb.graph.compared_calls import Calls, ComparedCall
 from llmdebug_nb.graph.flow import Flow

@@ -15,9 +15,9 @@ import torch
 
 from llmdebug_nb.causes import causes
 from llmdebug_nb.causes.judge import Blamed
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import CorruptDumpError
-from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.kernels.masks import may_hide
 from llmdebug_nb.core.paths import module_of, operator_of
 from llmdebug_nb.core.records import Record, Site

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from llmdebug_nb.causes import causes
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPE_NAMES
-from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.places import scrubbed
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.records import CallKey

@@ -10,13 +10,13 @@ from dataclasses import replace
 from llmdebug_nb.causes import causes
 from llmdebug_nb.causes.judge import Blamed
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import LinePair, LineState, Source
 from llmdebug_nb.core.paths import common_ancestor, is_operator, module_of
 from llmdebug_nb.core.places import line_at
 from llmdebug_nb.core.records import CallKey, Frame, Record, forward_in
 from llmdebug_nb.graph.flow import Flow
 from llmdebug_nb.graph.flow_calls import FlowCall, same_bytes
 from llmdebug_nb.replay.runs import Runs, Side
+from llmdebug_nb.source.lines import LinePair, LineState, Source
 from llmdebug_nb.source.missing_call_line import gap
 
 _FRAME = re.compile(r"(.*):(\d+) (.*)", re.DOTALL)

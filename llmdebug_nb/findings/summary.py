@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from llmdebug_nb.causes import causes
+from llmdebug_nb.comparison.differences import EXPECTED, Difference
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import EXPECTED, Difference, Finding
-from llmdebug_nb.core.headline import Headline
 from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.places import in_torch
 from llmdebug_nb.core.printable import bracketed, printable, sentence
-from llmdebug_nb.core.rules import Rule
+from llmdebug_nb.findings.finding import Finding
+from llmdebug_nb.findings.headline import Headline
 
 _SCRIPT = "run the script that findings[0].save_repro('repro.py') writes"
 

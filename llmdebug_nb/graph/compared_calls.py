@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from llmdebug_nb.comparison.differences import Difference
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import is_operator, module_of, within
 from llmdebug_nb.core.records import IN_KERNEL, CallKey, Record
-from llmdebug_nb.core.rules import Rule
 from llmdebug_nb.graph.region import Region
 
 _IN_PLACE = re.compile(r"(?<=[A-Za-z0-9])_(?=\.|$)")

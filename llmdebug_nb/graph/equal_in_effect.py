@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 
-from llmdebug_nb.core.findings import Difference
-from llmdebug_nb.core.reasons import WRITTEN_OTHERWISE
+from llmdebug_nb.align.reasons import WRITTEN_OTHERWISE
+from llmdebug_nb.comparison.differences import Difference
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.core.rules import Rule
 from llmdebug_nb.graph.flow import Flow
 
 

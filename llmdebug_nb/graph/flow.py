@@ -12,8 +12,8 @@ from fractions import Fraction
 
 import torch
 
+from llmdebug_nb.comparison.differences import EXPECTED, Difference
 from llmdebug_nb.core.dtypes import is_floating
-from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.identity import telling_bytes
 from llmdebug_nb.core.paths import ancestors, within
 from llmdebug_nb.core.records import CallKey, Record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from llmdebug_nb.core.findings import Difference
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.graph.flow import Flow
 from llmdebug_nb.graph.flow_calls import FlowCall

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.opchecks import GAP, UNKNOWN
 from llmdebug_nb.reference.atb_parameters import Inputs, Parameters
+from llmdebug_nb.replay.checks import GAP, UNKNOWN
 from llmdebug_nb.replay.operators import CannotReplay
 
 _MASK_ALIBI = 2  # maskType: the mask is a bias that is added

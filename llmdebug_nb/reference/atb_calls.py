@@ -8,7 +8,6 @@ from collections.abc import Callable
 import torch
 
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.opchecks import DTYPE, GAP, RANDOM, UNKNOWN
 from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.reference import atb_attention as attention
 from llmdebug_nb.reference import atb_elements as elements
@@ -17,6 +16,7 @@ from llmdebug_nb.reference import atb_ranks as ranks
 from llmdebug_nb.reference.atb_parameters import Inputs, Parameters, parameters_of
 from llmdebug_nb.reference.computed import Change, Tensors, changed, longest
 from llmdebug_nb.reference.operator_calls import kept
+from llmdebug_nb.replay.checks import DTYPE, GAP, RANDOM, UNKNOWN
 from llmdebug_nb.replay.execution import quiet
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.runs import Side

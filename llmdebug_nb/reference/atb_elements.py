@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from llmdebug_nb.core.opchecks import UNKNOWN
 from llmdebug_nb.reference.atb_parameters import Inputs, Parameters
+from llmdebug_nb.replay.checks import UNKNOWN
 from llmdebug_nb.replay.operators import CannotReplay
 
 _LARGEST_HALF = torch.finfo(torch.float16).max

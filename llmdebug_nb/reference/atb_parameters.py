@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from llmdebug_nb.core.opchecks import GAP, UNKNOWN
 from llmdebug_nb.core.records import CallKey
+from llmdebug_nb.replay.checks import GAP, UNKNOWN
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.runs import Side
 

@@ -7,8 +7,8 @@ import math
 import torch
 from torch.nn import functional as F
 
-from llmdebug_nb.core.opchecks import GAP
 from llmdebug_nb.reference.atb_parameters import Inputs, Parameters
+from llmdebug_nb.replay.checks import GAP
 from llmdebug_nb.replay.operators import CannotReplay
 
 _BLOCK, _BYTE_BLOCK = 16, 32  # elements in a row of a fractal block; of one byte each

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import torch
 
-from llmdebug_nb.core.opchecks import GAP, UNKNOWN
 from llmdebug_nb.reference.atb_elements import matmul
 from llmdebug_nb.reference.atb_parameters import Inputs, Parameters
+from llmdebug_nb.replay.checks import GAP, UNKNOWN
 from llmdebug_nb.replay.operators import CannotReplay
 
 _JOINED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

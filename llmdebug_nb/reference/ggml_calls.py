@@ -9,7 +9,6 @@ import torch
 
 from llmdebug_nb.core import ggml
 from llmdebug_nb.core.ggml import FACTS, PREFIX, ROLE, NodeFacts, Source, owner_of
-from llmdebug_nb.core.opchecks import GAP, UNKNOWN
 from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.reference import ggml_elements as elements
 from llmdebug_nb.reference import ggml_products as products
@@ -17,6 +16,7 @@ from llmdebug_nb.reference.computed import Change, Tensors, longest
 from llmdebug_nb.reference.ggml_blocks import Rounding, has_offsets, sums_in_half
 from llmdebug_nb.reference.ggml_given import Given, in_axes, numbers, sources_of
 from llmdebug_nb.reference.operator_calls import kept
+from llmdebug_nb.replay.checks import GAP, UNKNOWN
 from llmdebug_nb.replay.execution import quiet
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.runs import Side

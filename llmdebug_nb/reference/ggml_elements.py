@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from llmdebug_nb.core.opchecks import UNKNOWN
 from llmdebug_nb.reference.ggml_given import Given
+from llmdebug_nb.replay.checks import UNKNOWN
 from llmdebug_nb.replay.operators import CannotReplay
 
 Formula = Callable[[Given], torch.Tensor]

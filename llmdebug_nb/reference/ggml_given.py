@@ -11,7 +11,7 @@ import torch
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.ggml import NodeFacts, Source, View
-from llmdebug_nb.core.opchecks import GAP, UNKNOWN
+from llmdebug_nb.replay.checks import GAP, UNKNOWN
 from llmdebug_nb.replay.operators import CannotReplay
 
 Numbers = Mapping[str, float]

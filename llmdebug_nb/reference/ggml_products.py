@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import torch
 
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.opchecks import UNKNOWN
 from llmdebug_nb.reference.ggml_blocks import Rounding, roundings_of
 from llmdebug_nb.reference.ggml_given import Given
+from llmdebug_nb.replay.checks import UNKNOWN
 from llmdebug_nb.replay.operators import CannotReplay
 
 

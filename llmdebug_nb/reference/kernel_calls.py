@@ -14,11 +14,11 @@ import torch
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES, coarsest
-from llmdebug_nb.core.opchecks import GAP
 from llmdebug_nb.core.records import IN_KERNEL, CallKey, summed
 from llmdebug_nb.reference.computed import Change, Tensors, Where, changed, longest
 from llmdebug_nb.reference.operator_calls import kept
 from llmdebug_nb.replay.arguments import Arguments, widened, widened_dtype
+from llmdebug_nb.replay.checks import GAP
 from llmdebug_nb.replay.execution import Task
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.runs import Side

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.opchecks import GAP, UNKNOWN
 from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.reference.computed import Change, Tensors, Where, changed, longest
 from llmdebug_nb.reference.operator_calls import kept
 from llmdebug_nb.replay import arguments
+from llmdebug_nb.replay.checks import GAP, UNKNOWN
 from llmdebug_nb.replay.execution import Task
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.runs import Side

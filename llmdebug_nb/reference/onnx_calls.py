@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.opchecks import FAILS, GAP, UNKNOWN
 from llmdebug_nb.core.records import GRAPH_LEVEL, ONNX, CallKey
 from llmdebug_nb.reference.computed import Change, Tensors, changed, longest
 from llmdebug_nb.reference.operator_calls import kept
 from llmdebug_nb.replay import arguments
+from llmdebug_nb.replay.checks import FAILS, GAP, UNKNOWN
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.runs import Scalar, Side
 

@@ -8,10 +8,10 @@ from itertools import chain
 import torch
 
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.opchecks import GAP
 from llmdebug_nb.core.records import CallKey, Record
 from llmdebug_nb.reference.computed import Change, Tensors, Where, changed, longest
 from llmdebug_nb.replay import arguments
+from llmdebug_nb.replay.checks import GAP
 from llmdebug_nb.replay.execution import Task
 from llmdebug_nb.replay.operators import CannotReplay, by_formula
 from llmdebug_nb.replay.replay import Replayed

@@ -11,8 +11,8 @@ import torch
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.nested import mapped
-from llmdebug_nb.core.opchecks import GAP
 from llmdebug_nb.core.records import CallKey, Record
+from llmdebug_nb.replay.checks import GAP
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.runs import Scalar, Side
 

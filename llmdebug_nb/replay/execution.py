@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmdebug_nb.core.interrupts import Unbroken
 from llmdebug_nb.core.nested import mapped
-from llmdebug_nb.core.opchecks import DTYPE, FAILS, RANDOM, UNSET
 from llmdebug_nb.core.torch_internals import decompositions
+from llmdebug_nb.replay.checks import DTYPE, FAILS, RANDOM, UNSET
 from llmdebug_nb.replay.formulas import WIDE
 from llmdebug_nb.replay.operators import (
     SIZED_BY_VALUES,

@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 import torch
 
-from llmdebug_nb.core.opchecks import FAILS, UNKNOWN
 from llmdebug_nb.core.torch_internals import (
     VF,
     decompositions,
@@ -22,6 +21,7 @@ from llmdebug_nb.core.torch_internals import (
     is_tensor_method,
     overridable_functions,
 )
+from llmdebug_nb.replay.checks import FAILS, UNKNOWN
 from llmdebug_nb.replay.formulas import SAFE
 
 Operator = Callable[..., object]

@@ -15,9 +15,9 @@ import torch
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import coarsest, epsilon
-from llmdebug_nb.core.opchecks import GAP
 from llmdebug_nb.core.records import CallKey, Record
 from llmdebug_nb.replay import arguments
+from llmdebug_nb.replay.checks import GAP
 from llmdebug_nb.replay.execution import Task
 from llmdebug_nb.replay.operators import CannotReplay, replayed
 from llmdebug_nb.replay.runs import Runs, Scalar, Side

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from llmdebug_nb.core.determinism import GENERATOR
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
-from llmdebug_nb.core.opchecks import GAP, STATISTICS
 from llmdebug_nb.core.paths import module_of
 from llmdebug_nb.core.records import CallKey, Kernel, Node, Record, Site
 from llmdebug_nb.replay import execution
+from llmdebug_nb.replay.checks import GAP, STATISTICS
 from llmdebug_nb.replay.execution import Results, Task
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.store.queries import ScalarRow

@@ -25,7 +25,7 @@ import torch
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPE_NAMES, DTYPES
 from llmdebug_nb.core.kernels.raw import from_bytes, plain, to_bytes, unreadable
-from llmdebug_nb.core.opchecks import FAILS
+from llmdebug_nb.replay.checks import FAILS
 from llmdebug_nb.replay.execution import Results, Task, run
 from llmdebug_nb.replay.operators import CannotReplay
 

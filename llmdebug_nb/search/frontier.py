@@ -19,9 +19,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
+from llmdebug_nb.comparison.differences import EXPECTED, Difference
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating, is_integer
-from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.identity import identifies_itself
 from llmdebug_nb.core.paths import any_layer, operator_of
 from llmdebug_nb.core.records import Record

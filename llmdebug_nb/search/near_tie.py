@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import torch
 
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
-from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.graph.flow import AGREES, Flow
 from llmdebug_nb.graph.flow_calls import FlowCall

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.errors import CorruptDumpError
-from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.kernels.relative import ratio
 from llmdebug_nb.core.paths import sorts
 from llmdebug_nb.replay.operators import CannotReplay

@@ -11,11 +11,11 @@ from llmdebug_nb.core.records import Record
 from llmdebug_nb.graph.compared_calls import kind_of_operator
 from llmdebug_nb.graph.flow import Flow
 from llmdebug_nb.graph.flow_calls import FlowCall, same_bytes
+from llmdebug_nb.replay.in_place import in_place
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.replay import Replayed
 from llmdebug_nb.replay.runs import Runs
 from llmdebug_nb.search import value_sets
-from llmdebug_nb.search.graft_choice import in_place
 
 
 class Exchange:

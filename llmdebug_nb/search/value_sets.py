@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
-from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.identity import identifies_itself
 from llmdebug_nb.core.kernels.masks import hidden
 from llmdebug_nb.core.kernels.summary import summarize

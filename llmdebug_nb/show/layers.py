@@ -8,11 +8,11 @@ from itertools import islice
 
 import numpy as np
 
-from llmdebug_nb.core.findings import EXPECTED, MISMATCHES, Difference
+from llmdebug_nb.comparison.differences import EXPECTED, MISMATCHES, Difference
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core.layers import parts
 from llmdebug_nb.core.paths import operator_of
 from llmdebug_nb.core.records import CallKey
-from llmdebug_nb.core.rules import Rule
 from llmdebug_nb.show import wire_layers
 from llmdebug_nb.show.columns import VERDICTS, Columns
 from llmdebug_nb.show.tensors import Array, number

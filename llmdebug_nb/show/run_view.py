@@ -8,7 +8,6 @@ from array import array
 from collections import Counter
 
 from llmdebug_nb.core.errors import TensorLookupError
-from llmdebug_nb.core.row_filter import RowFilter, largest
 from llmdebug_nb.show import filters, tensors, wire, wire_requests
 from llmdebug_nb.show.flow import flow
 from llmdebug_nb.show.series import line, same_site
@@ -19,6 +18,7 @@ from llmdebug_nb.show.tokens import Tokenizer, texts
 from llmdebug_nb.show.tree import Tree
 from llmdebug_nb.show.views import View, several, side_view
 from llmdebug_nb.show.words import count_text, made_text, size_text
+from llmdebug_nb.store.row_filter import RowFilter, largest
 from llmdebug_nb.store.run import Run
 
 _CACHED_LISTS = 4

@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
-from llmdebug_nb.core.findings import Source
 from llmdebug_nb.core.function_text import Function
 from llmdebug_nb.core.records import Record
+from llmdebug_nb.source.lines import Source
 from llmdebug_nb.source.listed_code import Code, Frames, Program
 
 # a call stack, and the line of the other program's function that computes the same

@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from llmdebug_nb.core.findings import EXPECTED, Difference, LineState
+from llmdebug_nb.comparison.differences import EXPECTED, Difference
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core.paths import is_operator, within
 from llmdebug_nb.core.records import CallKey, Record
-from llmdebug_nb.core.rules import Rule
+from llmdebug_nb.source.lines import LineState
 from llmdebug_nb.source.listed_code import Code, Program
 
 State: TypeAlias = LineState | Literal[""]

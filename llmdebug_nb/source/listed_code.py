@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import Source
 from llmdebug_nb.core.function_text import Function, function_at
 from llmdebug_nb.core.masking import masked
 from llmdebug_nb.core.paths import ancestors, is_operator, module_of, parent_of
 from llmdebug_nb.core.places import in_torch
 from llmdebug_nb.core.records import CallKey, Frame, Record
+from llmdebug_nb.source.lines import Source
 from llmdebug_nb.store.run import Run
 
 Frames = tuple[Frame, ...]

@@ -16,7 +16,6 @@ from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.masking import MASK
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.records import Frame, Record
-from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.store import catalog, own_file
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store.checked import shape_of
@@ -25,6 +24,7 @@ from llmdebug_nb.store.payload_files import start_of
 from llmdebug_nb.store.queries import Index
 from llmdebug_nb.store.rows import texts_of, views_of
 from llmdebug_nb.store.signals import SIGNALS
+from llmdebug_nb.store.tabular import Tabular
 from llmdebug_nb.store.views import VIEWS
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import TensorLookupError
 from llmdebug_nb.core.function_text import Function
 from llmdebug_nb.core.records import CallKey, Frame, Kernel, Record
-from llmdebug_nb.core.row_filter import (
+from llmdebug_nb.store.row_filter import (
     OperatorColumns,
     RecordColumns,
     RowFilter,

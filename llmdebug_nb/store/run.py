@@ -13,7 +13,6 @@ from llmdebug_nb.core.paths import bounded, is_operator
 from llmdebug_nb.core.places import shown
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.records import Kernel, Node, Record, RootCall, Site, StepRows
-from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.store import compiled, frames, profile, token_rows
 from llmdebug_nb.store.format import FORMAT
 from llmdebug_nb.store.payload import elsewhere
@@ -21,13 +20,14 @@ from llmdebug_nb.store.privacy import Privacy, privacy
 from llmdebug_nb.store.queries import Index
 from llmdebug_nb.store.rows import texts_of
 from llmdebug_nb.store.source import Source
+from llmdebug_nb.store.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas
     import torch
     from typing_extensions import Unpack
 
-    from llmdebug_nb.core.row_filter import OperatorColumns, RecordColumns
+    from llmdebug_nb.store.row_filter import OperatorColumns, RecordColumns
 
 # the parts of a site, in the order in which a failed lookup checks them
 _LOOKUP = ("path", "role", "generation", "step", "call", "phase", "slot", "rank")

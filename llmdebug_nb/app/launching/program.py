@@ -17,8 +17,8 @@ from llmdebug_nb.app.launching.children import Unreached, why_unreached
 from llmdebug_nb.app.launching.environment import PthFile, environment
 from llmdebug_nb.app.launching.handover import Handover
 from llmdebug_nb.app.option_flags import LEVELS
+from llmdebug_nb.app.option_signatures import shows_options
 from llmdebug_nb.core.errors import DumpWriteError, OptionError, StoreError, UnknownRunError
-from llmdebug_nb.core.option_signatures import shows_options
 from llmdebug_nb.core.options import DumpOptions, runs_folder
 from llmdebug_nb.store.part import Part
 

@@ -13,11 +13,15 @@ from dataclasses import dataclass, field, replace
 
 from llmdebug_nb.align.modules import ModuleTree
 from llmdebug_nb.align.names import Names
+from llmdebug_nb.align.pairs import Pair
+from llmdebug_nb.align.reasons import Reason
 from llmdebug_nb.align.tree import Partners, partners
 from llmdebug_nb.app.lockstep.events import Puts
 from llmdebug_nb.app.lockstep.side import CallAt, Ended, Side
+from llmdebug_nb.app.lockstep_outcome import Graft
 from llmdebug_nb.comparison import metrics
 from llmdebug_nb.comparison.custom import Custom
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.comparison.engine import Measurer
 from llmdebug_nb.comparison.jobs import Outcome
 from llmdebug_nb.comparison.judging import Golden, Judging
@@ -25,10 +29,7 @@ from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured
 from llmdebug_nb.comparison.modules import Modules
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import Difference, Pair
-from llmdebug_nb.core.lockstep import Graft
 from llmdebug_nb.core.paths import any_layer, is_operator, module_of
-from llmdebug_nb.core.reasons import Reason
 from llmdebug_nb.core.records import Record
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from llmdebug_nb.core.errors import TensorLookupError
-from llmdebug_nb.core.opchecks import CallCheck
 from llmdebug_nb.findings import repro
+from llmdebug_nb.replay.checks import CallCheck
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.runs import Side
 from llmdebug_nb.store.run import Run

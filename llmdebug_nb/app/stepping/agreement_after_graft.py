@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmdebug_nb.app.compare import compare
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.errors import LLMDebugError
-from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.records import Site
 from llmdebug_nb.graph.flow import AGREES
 from llmdebug_nb.show.words import count_text

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from llmdebug_nb.app.option_signatures import shows_options
 from llmdebug_nb.app.recording import Recording
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.app.stepping.agreement_after_graft import Place, named, rest
@@ -22,7 +23,6 @@ from llmdebug_nb.app.stepping.thread import Ended, under_same_settings
 from llmdebug_nb.core import interrupts
 from llmdebug_nb.core.errors import CaptureError, LLMDebugError, OptionError, nearest
 from llmdebug_nb.core.layers import is_layer
-from llmdebug_nb.core.option_signatures import shows_options
 from llmdebug_nb.core.options import EVERY_TOKEN, DumpKeywords, DumpOptions
 from llmdebug_nb.store.run import Run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from llmdebug_nb.core.findings import LineState
+from llmdebug_nb.source.lines import LineState
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.dtypes import DTYPES
-from llmdebug_nb.core.findings import Difference, Finding, Fit
 from llmdebug_nb.core.paths import any_layer, module_of
 from llmdebug_nb.core.records import Record, Site
+from llmdebug_nb.findings.finding import Finding
 from llmdebug_nb.graph.flow import Flow
 from llmdebug_nb.graph.trace_back import back
+from llmdebug_nb.replay.in_place import Put, in_place
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.runs import Runs
-
-Put = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -89,40 +89,6 @@ def _holds(dtype: torch.dtype, value: torch.Tensor, d: Difference, runs: Runs) -
         return True
     rounding = runs.error(value, value.to(dtype).to(value.dtype))
     return rounding <= max(d.limit or 0.0, torch.finfo(value.dtype).eps)
-
-
-def in_place(golden: torch.Tensor, fit: Fit | None, widen: bool = False) -> Put:
-    """Return what makes mine's tensor of golden's: in mine's layout, dtype and device.
-
-    ``widen``: in golden's dtype.
-
-    Where golden's tensor answers to a part of mine's, the rest stays as it is. The result raises
-    CannotReplay if the layout can't be turned round.
-    """
-
-    def put(own: torch.Tensor) -> torch.Tensor:
-        if fit is None:
-            if own.shape != golden.shape:
-                shapes = f"{list(golden.shape)} against {list(own.shape)}"
-                raise CannotReplay(f"golden's tensor has another shape: {shapes}")
-            return golden.to(own.device, golden.dtype if widen else own.dtype)
-        # the fit brings the numbers of mine's elements to where golden's values lie
-        numbers = torch.arange(own.numel()).reshape(own.shape)
-        values, places = fit(golden, numbers)
-        once = places.is_floating_point() or _repeats(places)
-        if once or values.shape != places.shape:
-            raise CannotReplay(f"golden's layout can't be turned round: {fit.says}")
-        new = own.detach().clone(memory_format=torch.contiguous_format)
-        flat = places.reshape(-1).to(own.device)
-        new.view(-1)[flat] = values.reshape(-1).to(own.device, own.dtype)
-        return new
-
-    return put
-
-
-def _repeats(numbers: torch.Tensor) -> bool:
-    ordered = numbers.reshape(-1).sort().values
-    return bool((ordered[1:] == ordered[:-1]).any())
 
 
 class _Following:

@@ -12,12 +12,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from llmdebug_nb.core.findings import Difference, Finding, LinePair, Source
-from llmdebug_nb.core.listings import ListedLine, Listing
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.records import Record
+from llmdebug_nb.findings.finding import Finding
 from llmdebug_nb.source.inlined import Inlined, Row
 from llmdebug_nb.source.line_states import Line, lines_of
+from llmdebug_nb.source.lines import LinePair, Source
 from llmdebug_nb.source.listed_code import Code, Program
+from llmdebug_nb.source.listings import ListedLine, Listing
 from llmdebug_nb.source.side_by_side import aligned, in_order
 from llmdebug_nb.store.run import Run
 
