@@ -9,6 +9,8 @@ import torch
 from llmdebug_nb.capture.graphs.followed_graph import FollowedGraph
 from llmdebug_nb.capture.graphs.graph_runs import GraphRuns
 from llmdebug_nb.capture.graphs.run_recorder import RunRecorder
+from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.capture.runtime import GraphFacts
 from llmdebug_nb.core.records import RootCall
 
 _CACHE_NAMES = ("past", "cache")
@@ -22,40 +24,15 @@ class FollowedGraphs:
 
     kind = "a graph"
 
-    def __init__(self, host: GraphRuns, only: bool) -> None:
+    def __init__(self, parts: Parts, only: bool) -> None:
         """``only``: no other graphs than those that are followed at the start are recorded."""
-        self._host, self._options = host, host.options
+        self._host, self._options = GraphRuns(parts), parts.options
         self._only = only
         self._followed: dict[Hashable, FollowedGraph] = {}
         self._busy = False
 
-    def __len__(self) -> int:
-        return len(self._followed)
-
-    @property
-    def labels(self) -> list[str]:
-        return [followed.label for followed in self._followed.values()]
-
-    @property
-    def keeps_any(self) -> bool:
-        """The filters ask for a module."""
-        return any(kept for followed in self._followed.values() for kept in followed.kept.values())
-
-    @property
-    def operators(self) -> list[str]:
-        """The names of the operators in all graphs."""
-        exposed = [one.exposed for one in self._followed.values() if one.exposed is not None]
-        return sorted({node.op for one in exposed for node in one.graph.nodes})
-
-    @property
-    def coarse(self) -> list[str]:
-        """What rounds more coarsely than float32 and shows it in no tensor that is recorded."""
-        return []
-
-    @property
-    def rounding(self) -> float:
-        """The epsilon of the coarsest type that one computes with; 0 if float32 is."""
-        return 0.0
+    def graphs(self) -> list[GraphFacts]:
+        return [followed.facts() for followed in self._followed.values()]
 
     def select_all(self) -> None:
         """Apply the filters anew."""
