@@ -14,7 +14,7 @@ import pytest
 from llmdebug_nb.app.launching import children, program
 from llmdebug_nb.app.live_models import compilable_in, models_in
 from llmdebug_nb.capture.listeners import Listeners
-from llmdebug_nb.capture.runtimes import PACKAGES, RUNTIMES, either, of_package, runtime_of
+from llmdebug_nb.capture.runtimes import PACKAGES, RUNTIMES, either
 from llmdebug_nb.capture.versions import versions
 from llmdebug_nb.core.errors import OptionError
 
@@ -71,14 +71,14 @@ def test_a_model_is_known_by_its_class_once_the_program_has_imported_that(
         fake = ModuleType(module)
         setattr(fake, kind, type(kind, (), {}))
         model = getattr(fake, kind)()
-        assert runtime_of(model) is None
+        assert not runtime.is_model(model)
         assert module not in sys.modules
         monkeypatch.setitem(sys.modules, module, fake)
-        assert runtime_of(model) is runtime
-        assert runtime_of(getattr(fake, kind)) is None  # the class itself is no model
+        assert [each for each in RUNTIMES if each.is_model(model)] == [runtime]
+        assert not runtime.is_model(getattr(fake, kind))  # the class itself is no model
         assert models_in([model]) == (model,)
         monkeypatch.setitem(sys.modules, module, None)  # importing it is forbidden
-        assert runtime_of(model) is None
+        assert not runtime.is_model(model)
 
 
 def test_a_refused_model_names_what_can_be_recorded():
@@ -96,12 +96,16 @@ def test_a_refused_model_names_what_can_be_recorded():
 
 
 def test_a_launcher_waits_for_torch_and_for_each_runtime_that_runs_graphs():
+    graphs = [each for each in RUNTIMES if each.source is not None]
     assert PACKAGES == ("torch", "onnxruntime", "openvino", "llama_cpp")
-    assert all(of_package(name).listeners is not None for name in PACKAGES[1:])
+    assert PACKAGES[1:] == tuple(each.package for each in graphs)
+    assert len({id(each.source().listeners) for each in graphs}) == len(graphs)
     assert program.why_nothing({}) == (
         "no Python that could be reached imported torch, onnxruntime, openvino or llama_cpp"
     )
-    assert all(set(of_package(name).libraries) <= {*children._LIBRARIES} for name in PACKAGES[1:])
+    for each in graphs:
+        assert each.libraries
+        assert {*each.libraries} < {*children._LIBRARIES}
     assert either(["a"]) == "a"
 
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.parts import Parts
-from llmdebug_nb.capture.runtime import GraphFacts, GraphSource, MakeSource
+from llmdebug_nb.capture.runtime import GraphFacts, GraphSource
 from llmdebug_nb.capture.runtimes import RUNTIMES
 
 
@@ -30,13 +30,13 @@ class GraphSources:
             for runtime in RUNTIMES:
                 models = list(filter(runtime.is_model, given))
                 if models and runtime.source is not None:
-                    self._undo.callback(self._made(runtime.source, models).stop)
+                    self._undo.callback(self._made(runtime.source(), models).stop)
         except BaseException:
             self.stop()
             raise
 
-    def _made(self, make: MakeSource, given: Sequence[object] = ()) -> GraphSource:
-        source = make(self._parts, given, self._only)
+    def _made(self, kind: type[GraphSource], given: Sequence[object]) -> GraphSource:
+        source = kind(self._parts, given, self._only)
         self._sources.append(source)
         return source
 
@@ -53,8 +53,8 @@ class GraphSources:
                 follow = functools.partial(self._follow, runtime.source)
                 self._undo.callback(pytorch.with_module(runtime.package, follow))
 
-    def _follow(self, make: MakeSource, _: object) -> Callable[[], None]:
-        source = self._made(make)
+    def _follow(self, kind: Callable[[], type[GraphSource]], _: object) -> Callable[[], None]:
+        source = self._made(kind(), ())
         source.start()
         return source.stop
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,19 +32,20 @@ class GraphFacts(NamedTuple):
 
 
 class GraphSource(Protocol):
-    """A source of calls of graphs that are no modules of PyTorch. ``graphs()``: those followed."""
+    """Follows models that run as graphs. ``listeners``: those of their runs."""
+
+    listeners: ClassVar[Listeners[Any]]
+
+    def __init__(self, parts: Parts, given: Sequence[Any], only: bool, /) -> None:
+        """``given``: these models. ``only``: and no others that run. Raises CaptureError."""
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
     def graphs(self) -> Iterable[GraphFacts]: ...
 
 
-# ``make(parts, given, only)``: what follows the given models; ``only``: no others are recorded
-MakeSource: TypeAlias = "Callable[[Parts, Sequence[Any], bool], GraphSource]"
-
-
 class Engine(Protocol):
-    """Runs a module of PyTorch for several requests at once, in steps that `start` follows.
+    """Follows an engine: it runs a module of PyTorch for several requests at once, in steps.
 
     ``model``: the module. ``compiler_settings``: those that it gives to Inductor.
     """
@@ -53,24 +54,20 @@ class Engine(Protocol):
 
     @classmethod
     def of(cls, given: object) -> Engine:
-        """Return what follows an engine that the user gave. Raises CaptureError."""
-        ...
+        """Follow what the user gave. Raises CaptureError."""
 
     @classmethod
     def calling(cls, module: nn.Module) -> Engine | None:
-        """Return what follows the engine that calls a module now; None if none does."""
-        ...
+        """Follow the engine that calls a module now; return None if none does."""
 
     @staticmethod
     def compiles(module: nn.Module) -> bool:
         """Tell whether a part of a module runs as code that an engine compiled."""
-        ...
 
     @property
     def compiler_settings(self) -> Mapping[str, object]: ...
     def run_eagerly(self) -> Callable[[], None]:
         """Run what is compiled as it is written; return how to undo it."""
-        ...
 
     def start(self, parts: Parts) -> None: ...
     def stop(self) -> None: ...
@@ -85,8 +82,7 @@ class Runtime:
     of libraries in the memory of a process that runs it. ``extra``: pip installs it as an extra of
     ours. ``requests``: its models compute several requests at once.
 
-    ``source``: makes what follows its graphs; ``listeners()``: those of their runs. ``engine()``:
-    what follows an engine. All three load what they need as they are called.
+    ``source()``, ``engine()``: load and return what follows its models.
     """
 
     package: str
@@ -96,14 +92,8 @@ class Runtime:
     libraries: tuple[str, ...] = ()
     extra: bool = False
     requests: bool = False
-    source: MakeSource | None = None
-    listeners: Callable[[], Listeners[Any]] | None = None
+    source: Callable[[], type[GraphSource]] | None = None
     engine: Callable[[], type[Engine]] | None = None
-
-    @property
-    def imported(self) -> bool:
-        """The program has imported it."""
-        return sys.modules.get(self.package) is not None
 
     def is_model(self, value: object) -> bool:
         """Tell whether a value is a model of it, without importing it."""

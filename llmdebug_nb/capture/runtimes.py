@@ -5,6 +5,7 @@ A new one is a line of it, and a folder that follows its models.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -34,22 +35,6 @@ RUNTIMES: tuple[Runtime, ...] = (
 PACKAGES = ("torch", *(each.package for each in RUNTIMES if each.engine is None))
 
 
-def of_package(package: str) -> Runtime:
-    """Return the runtime of a package."""
-    return next(each for each in RUNTIMES if each.package == package)
-
-
-def runtime_of(model: object) -> Runtime | None:
-    """Return the runtime that a model is of; None for a module of PyTorch, and all else."""
-    return next((each for each in RUNTIMES if each.is_model(model)), None)
-
-
-def takes_requests(models: Iterable[object]) -> bool:
-    """Tell whether one of some models computes several requests at once."""
-    found = map(runtime_of, models)
-    return any(each is not None and each.requests for each in found)
-
-
 def either(words: Iterable[str]) -> str:
     """Return ``a, b or c``."""
     *others, last = words
@@ -59,26 +44,27 @@ def either(words: Iterable[str]) -> str:
 # -- engines ---------------------------------------------------------------------------------------
 
 
-def _kinds() -> Iterable[type[Engine]]:
-    """Return what follows the engines of each runtime that the program has imported."""
-    return [each.engine() for each in RUNTIMES if each.engine is not None and each.imported]
-
-
 def engines_in(models: Iterable[object]) -> list[Engine]:
     """Return what follows the engines among some models. Raises CaptureError."""
-    runtimes = ((runtime_of(model), model) for model in models)
     return [
         runtime.engine().of(model)
-        for runtime, model in runtimes
-        if runtime is not None and runtime.engine is not None
+        for model in models
+        for runtime in RUNTIMES
+        if runtime.engine is not None and runtime.is_model(model)
     ]
+
+
+def _loaded() -> list[type[Engine]]:
+    """Return what follows engines, of each runtime that the program has imported."""
+    found = (each.engine for each in RUNTIMES if each.package in sys.modules)
+    return [engine() for engine in found if engine is not None]
 
 
 def engine_calling(module: nn.Module) -> Engine | None:
     """Return what follows the engine that calls a module now; None if none does."""
-    return next(filter(None, (kind.calling(module) for kind in _kinds())), None)
+    return next(filter(None, (engine.calling(module) for engine in _loaded())), None)
 
 
 def engine_compiles(module: nn.Module) -> bool:
     """Tell whether a part of a module runs as code that an engine compiled."""
-    return any(kind.compiles(module) for kind in _kinds())
+    return any(engine.compiles(module) for engine in _loaded())

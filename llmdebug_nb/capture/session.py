@@ -314,8 +314,10 @@ def eager_session(
     modules = [model for model in models if isinstance(model, nn.Module)]
     engines = runtimes.engines_in(models)
     modules += [engine.model for engine in engines]
-    if options.requests is not None and models and not runtimes.takes_requests(models):
-        names = ", ".join(each.name for each in runtimes.RUNTIMES if each.requests)
+    batching = [each for each in runtimes.RUNTIMES if each.requests]
+    is_asked = options.requests is not None and models
+    if is_asked and not any(each.is_model(model) for each in batching for model in models):
+        names = ", ".join(each.name for each in batching)
         raise OptionError(
             f"requests {options.requests} are of an engine ({names}), and none was given:"
             " leave requests out, or record the engine, as in dump(llm, requests=…)"

@@ -81,11 +81,11 @@ class RecordingStarter:
         else:
             import torch  # noqa: F401  recording needs it; its own `begin` comes before ours is half there
 
-            from llmdebug_nb.capture.runtimes import of_package
+            from llmdebug_nb.capture.runtimes import RUNTIMES
 
-            runtime = of_package(package)
-            if runtime.listeners is not None:
-                self._undo.append(runtime.listeners().wait(self._before_run))
+            source = next(each.source for each in RUNTIMES if each.package == package)
+            if source is not None:
+                self._undo.append(source().listeners.wait(self._before_run))
 
     def after_fork(self) -> None:
         """In a forked child: drop the parent's recording and wait anew."""

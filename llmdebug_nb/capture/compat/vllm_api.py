@@ -107,8 +107,6 @@ def running(model: nn.Module) -> RunningStep | None:
 
     The callers on this thread tell: one of them is a method of the runner that has the model.
     """
-    if PACKAGE not in sys.modules:
-        return None
     runner: Runner | None = None
     frame = inspect.currentframe()
     while frame is not None:

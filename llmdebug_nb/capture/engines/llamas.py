@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from llmdebug_nb.capture.compat import llamacpp_api
 from llmdebug_nb.capture.compat.llamacpp_api import Llama
 from llmdebug_nb.capture.engines.llamacpp_steps import LlamaSteps
+from llmdebug_nb.capture.listeners import Listeners
 from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.capture.runtime import GraphFacts
 from llmdebug_nb.core.errors import CaptureError
@@ -14,6 +16,8 @@ from llmdebug_nb.core.errors import CaptureError
 
 class Llamas:
     """Follows each ``Llama`` by `LlamaSteps`."""
+
+    listeners: ClassVar[Listeners[Any]] = llamacpp_api.listeners
 
     def __init__(self, parts: Parts, given: Sequence[Llama], only: bool) -> None:
         """``only``: no others are recorded. Raises CaptureError: one can't be recorded."""
@@ -32,11 +36,11 @@ class Llamas:
         for steps in self._steps:
             steps.start()
         if not self._only:
-            llamacpp_api.listeners.add(self)
+            self.listeners.add(self)
 
     def stop(self) -> None:
         """Let each ``Llama`` use its own context again."""
-        llamacpp_api.listeners.remove(self)
+        self.listeners.remove(self)
         for steps in self._steps:
             steps.stop()
 

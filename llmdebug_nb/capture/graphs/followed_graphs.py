@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from typing import Any, ClassVar
 
 import torch
 
 from llmdebug_nb.capture.graphs.followed_graph import FollowedGraph
 from llmdebug_nb.capture.graphs.graph_runs import GraphRuns
 from llmdebug_nb.capture.graphs.run_recorder import RunRecorder
+from llmdebug_nb.capture.listeners import Listeners
 from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.capture.runtime import GraphFacts
 from llmdebug_nb.core.records import RootCall
@@ -19,10 +21,11 @@ _CACHE_NAMES = ("past", "cache")
 class FollowedGraphs:
     """Begins, records and ends the runs of graphs, one at a time.
 
-    ``kind``: what the program runs, in words.
+    ``kind``: what the program runs, in words. ``listeners``: those of its runs.
     """
 
     kind = "a graph"
+    listeners: ClassVar[Listeners[Any]]
 
     def __init__(self, parts: Parts, only: bool) -> None:
         """``only``: no other graphs than those that are followed at the start are recorded."""
@@ -30,6 +33,10 @@ class FollowedGraphs:
         self._only = only
         self._followed: dict[Hashable, FollowedGraph] = {}
         self._busy = False
+
+    def start(self) -> None:
+        """Listen to the runs of graphs."""
+        self.listeners.add(self)
 
     def graphs(self) -> list[GraphFacts]:
         return [followed.facts() for followed in self._followed.values()]

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from llmdebug_nb.capture.runtime import GraphSource, Runtime
-
-if TYPE_CHECKING:
-    from onnxruntime import InferenceSession
-
-    from llmdebug_nb.capture.compat.onnxruntime_api import Listener
-    from llmdebug_nb.capture.listeners import Listeners
-    from llmdebug_nb.capture.parts import Parts
 
 
 class OnnxSession(Protocol):
@@ -24,16 +17,10 @@ class OnnxSession(Protocol):
     def get_inputs(self) -> Sequence[object]: ...
 
 
-def _source(parts: Parts, given: Sequence[InferenceSession], only: bool) -> GraphSource:
+def _source() -> type[GraphSource]:
     from llmdebug_nb.capture.onnx.sessions import Sessions
 
-    return Sessions(parts, given, only)
-
-
-def _listeners() -> Listeners[Listener]:
-    from llmdebug_nb.capture.compat import onnxruntime_api
-
-    return onnxruntime_api.listeners
+    return Sessions
 
 
 ONNX_RUNTIME = Runtime(
@@ -44,5 +31,4 @@ ONNX_RUNTIME = Runtime(
     libraries=("onnxruntime_pybind11_state",),
     extra=True,
     source=_source,
-    listeners=_listeners,
 )

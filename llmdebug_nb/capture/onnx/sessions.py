@@ -39,6 +39,7 @@ class Sessions(FollowedGraphs):
     """The sessions that one recording follows: the given ones, or any that runs."""
 
     kind = "a session"
+    listeners = onnxruntime_api.listeners
 
     def __init__(self, parts: Parts, sessions: Sequence[InferenceSession], only: bool) -> None:
         """``only``: no other sessions are recorded.
@@ -50,13 +51,9 @@ class Sessions(FollowedGraphs):
         for session in sessions:
             self._followed[id(session)] = self._follow(session)
 
-    def start(self) -> None:
-        """Listen to the runs of sessions."""
-        onnxruntime_api.listeners.add(self)
-
     def stop(self) -> None:
         """Stop listening, and write the times of nodes."""
-        onnxruntime_api.listeners.remove(self)
+        self.listeners.remove(self)
         for followed in self._followed.values():
             if followed.exposed is not None:
                 node_times.write(

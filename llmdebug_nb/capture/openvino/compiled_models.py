@@ -41,6 +41,7 @@ class CompiledModels(FollowedGraphs):
     """The compiled models that one recording follows: the given ones, or any that runs."""
 
     kind = "a compiled model"
+    listeners = openvino_api.listeners
 
     def __init__(self, parts: Parts, given: Sequence[Target | Model], only: bool) -> None:
         """``given``: also models that others were compiled of. ``only``: no others are recorded.
@@ -60,10 +61,6 @@ class CompiledModels(FollowedGraphs):
             key = openvino_api.key_of(target)
             if key not in self._followed:  # a model and a request of it are one
                 self._followed[key] = self._follow(target, may_fail=False)
-
-    def start(self) -> None:
-        """Listen to the runs of requests."""
-        openvino_api.listeners.add(self)
 
     def stop(self) -> None:
         """Stop listening."""

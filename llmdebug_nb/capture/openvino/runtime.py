@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from llmdebug_nb.capture.runtime import GraphSource, Runtime
-
-if TYPE_CHECKING:
-    from openvino import Model
-
-    from llmdebug_nb.capture.compat.openvino_api import Listener, Target
-    from llmdebug_nb.capture.listeners import Listeners
-    from llmdebug_nb.capture.parts import Parts
 
 
 class OpenVinoModel(Protocol):
@@ -22,16 +15,10 @@ class OpenVinoModel(Protocol):
     def inputs(self) -> Sequence[object]: ...
 
 
-def _source(parts: Parts, given: Sequence[Target | Model], only: bool) -> GraphSource:
+def _source() -> type[GraphSource]:
     from llmdebug_nb.capture.openvino.compiled_models import CompiledModels
 
-    return CompiledModels(parts, given, only)
-
-
-def _listeners() -> Listeners[Listener]:
-    from llmdebug_nb.capture.compat import openvino_api
-
-    return openvino_api.listeners
+    return CompiledModels
 
 
 OPENVINO = Runtime(
@@ -42,5 +29,4 @@ OPENVINO = Runtime(
     libraries=("/libopenvino.",),
     extra=True,
     source=_source,
-    listeners=_listeners,
 )
