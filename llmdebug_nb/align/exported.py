@@ -1,4 +1,4 @@
-"""Match an exported graph (ONNX, OpenVINO) with the model it comes from, if names do not help.
+"""Match an exported graph (ONNX, for one) with the model it comes from, if names do not help.
 
 An exporter may drop the names of modules, and an optimiser may fuse operators of several modules.
 The order of results remains: results of modules and operators in the model, results of nodes in

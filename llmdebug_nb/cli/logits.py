@@ -21,7 +21,7 @@ _EXAMPLES = """\
 examples:
   llmdebug logits golden mine --html logits.html
   llmdebug logits msit_dump_1 msit_dump_2 --rule msit --csv logits.csv
-  llmdebug logits transformers vllm --by-layer path/of/checkpoint
+  llmdebug logits transformers engine --by-layer path/of/checkpoint
   llmdebug logits --exec "python generate.py"
 Exit status: 0 all compared tokens pass, 1 one fails, 2 nothing was compared, 3 llmdebug itself
 failed.

@@ -20,13 +20,7 @@ from llmdebug_nb.comparison.epsilons import Epsilons
 from llmdebug_nb.comparison.limits import Judged, Limits
 from llmdebug_nb.comparison.measured import Measured, is_even, scale_of
 from llmdebug_nb.comparison.metrics import Metrics
-from llmdebug_nb.comparison.noise import (
-    Explained,
-    Level,
-    NoiseLimits,
-    NoisePropagation,
-    floor,
-)
+from llmdebug_nb.comparison.noise import Explained, Level, NoiseLimits, NoisePropagation, floor
 from llmdebug_nb.comparison.other_batch import OfAllBatch
 from llmdebug_nb.comparison.padding import Unasked
 from llmdebug_nb.comparison.rules import Rule
