@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
 import typing
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +14,7 @@ import pytest
 from llmdebug_nb.core import findings
 from llmdebug_nb.notebook import desk_wire
 from llmdebug_nb.show import wire, wire_requests
+from llmdebug_nb.show.row_columns import LIST_COLUMNS
 
 SCRIPT = Path(__file__).parent.parent / "labextension" / "wire_types.py"
 
@@ -55,6 +58,12 @@ def test_types_are_written_as_typescript(wire_types: ModuleType) -> None:
         wire.Row | None: "Row | null",
     }
     assert {hint: wire_types.typescript(hint, aliases) for hint in expected} == expected
+
+
+def test_the_columns_of_the_list_come_along(wire_types: ModuleType) -> None:
+    text = next(iter(wire_types.TARGETS.values())).read_text(encoding="utf-8")
+    (listed,) = re.findall(r"const LIST_COLUMNS: ListColumn\[\] = (\[.*?)\n\];", text, re.DOTALL)
+    assert json.loads(listed.rstrip(",") + "]") == LIST_COLUMNS
 
 
 def test_docstrings_and_ops_come_along(wire_types: ModuleType) -> None:
