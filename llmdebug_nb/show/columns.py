@@ -14,7 +14,7 @@ import numpy as np
 from llmdebug_nb.core.findings import EXPECTED, MISMATCHES, Difference, RowVerdict
 from llmdebug_nb.core.paths import within
 from llmdebug_nb.core.row_filter import row_text
-from llmdebug_nb.show.row_columns import BY_NAME, SEARCHED
+from llmdebug_nb.show.row_columns import BY_NAME, SEARCHED, Column
 from llmdebug_nb.show.tensors import Array
 
 _NUMBER = re.compile(r"\d+")
@@ -68,7 +68,8 @@ class Columns:
     def __init__(self, differences: Sequence[Difference], steps: Sequence[int]) -> None:
         self.rows = differences
         self.step = np.array(steps, np.int32)
-        self.sites = [d.pair.either.site for d in differences]
+        self._records = [d.pair.either for d in differences]
+        self.sites = [record.site for record in self._records]
         self._place = place = dict[str, int]()
         rows = [place.setdefault(site.path, len(place)) for site in self.sites]
         self.paths, self.path_of = list(place), np.array(rows, np.int64)
@@ -83,9 +84,10 @@ class Columns:
     @functools.cached_property
     def texts(self) -> list[str]:
         """The texts in which the words of a filter are searched."""
+        words = zip(*(map(str, self._cells(column)) for column in SEARCHED), strict=True)
         return [
-            row_text(s.path, s.role, s.slot, *(str(c.of(d.pair.either, d)) for c in SEARCHED))
-            for s, d in zip(self.sites, self.rows, strict=True)
+            row_text(s.path, s.role, s.slot, *found)
+            for s, found in zip(self.sites, words, strict=True)
         ]
 
     def holding(self, word: str) -> Array:
@@ -135,14 +137,19 @@ class Columns:
         own: dict[str, Callable[[], Array]] = {
             "step": lambda: self.step.astype(float),
             "path": lambda: _path_ranks(self.paths)[self.path_of],
-            "shape": lambda: figures(d.pair.either.summary.numel for d in self.rows),
+            "shape": lambda: figures(record.summary.numel for record in self._records),
             "verdict": lambda: self.verdict.astype(float),
         }
         if name in own:
             return own[name]()
         column = BY_NAME[name]
-        values: list[Any] = [column.of(d.pair.either, d) for d in self.rows]
+        values: list[Any] = list(self._cells(column))
         return _ranks(values) if column.kind is str else figures(values)
+
+    def _cells(self, column: Column) -> Iterable[object]:
+        if column.of_difference is not None:
+            return map(column.of_difference, self.rows)
+        return map(column.of_record, self._records)
 
 
 def element_limit(d: Difference) -> float | None:

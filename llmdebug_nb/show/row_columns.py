@@ -23,8 +23,12 @@ Verdict = Literal[
 When = Literal["always", "run", "report", "every", "ranked"]
 
 
+def _none(record: Record) -> None:
+    """A record has no such value, or a view knows it."""
+
+
 class Column(NamedTuple):
-    """``of_record``: its value. ``of_difference``: that in a comparison, if it is another one.
+    """``of_record``: its value. ``of_difference``: that of a comparison, if it is another one.
 
     ``title``: over the explorer's list, "" if it is not in it. ``width``: there, in pixels; 0: the
     remaining space. ``when``: it is shown. ``head``: over the tables of text and HTML, "" if it is
@@ -32,7 +36,7 @@ class Column(NamedTuple):
     ``name``, ``kind``: taken from `Row`, where the column is declared.
     """
 
-    of_record: Callable[[Record], object] | None = None
+    of_record: Callable[[Record], object] = _none
     title: str = ""
     width: int = 60
     when: When = "always"
@@ -43,10 +47,10 @@ class Column(NamedTuple):
     kind: object = None
 
     def of(self, record: Record, difference: Difference | None = None) -> object:
-        """Return the value of a record, or of a difference and its record; None if it has none."""
+        """Return the value of a record, or of a difference and its record."""
         if difference is not None and self.of_difference is not None:
             return self.of_difference(difference)
-        return None if self.of_record is None else self.of_record(record)
+        return self.of_record(record)
 
     @property
     def is_figure(self) -> bool:
@@ -93,7 +97,7 @@ class Row(TypedDict):
     kept: Annotated[bool, Column(lambda r: r.payload is not None)]
     verdict: Annotated[
         Verdict | None,
-        Column(None, "verdict", 124, "report", searched=True, of_difference=lambda d: d.verdict),
+        Column(_none, "verdict", 124, "report", searched=True, of_difference=lambda d: d.verdict),
     ]
     error: Annotated[Num, Column(title="error", when="report", of_difference=lambda d: d.error)]
     limit: Annotated[Num, Column(title="limit", when="report", of_difference=lambda d: d.limit)]
