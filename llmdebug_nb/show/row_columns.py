@@ -58,7 +58,7 @@ class Column(NamedTuple):
 
     @property
     def is_number(self) -> bool:
-        return self.is_figure or (self.kind is int and self.name != "step")  # shown by its label
+        return self.is_figure or (self.kind is int and self.name != "step")  # which has a label
 
 
 def _role(record: Record) -> str:
