@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from llmdebug_nb.core.errors import DumpWriteError, TensorLookupError
-from llmdebug_nb.core.records import Summary
-from llmdebug_nb.show import filters, wire, wire_findings, wire_layers, wire_requests
-from llmdebug_nb.show.series import line
-from llmdebug_nb.show.tables import EVERYTHING
-from llmdebug_nb.show.tensors import errors, heads, scatter, worst
+from llmdebug_nb.align.pairs import Pair
+from llmdebug_nb.comparison.differences import EXPECTED, Difference, RowVerdict, Verdict
+from llmdebug_nb.core.errors import DumpWriteError
+from llmdebug_nb.core.records import Node, Record, Site, Summary
+from llmdebug_nb.findings.finding import Finding, Proof
+from llmdebug_nb.findings.headline import Headline
+from llmdebug_nb.show import wire, wire_findings, wire_requests
+from llmdebug_nb.show.report_view import ReportView
+from llmdebug_nb.show.series import line, site_key
+from llmdebug_nb.show.tensors import Array
+from llmdebug_nb.show.view_data import Answer
+from llmdebug_nb.source.lines import Source
+from llmdebug_nb.store.expectation import Expectation
 
 HIDDEN, HEADS, PROMPT = 64, 4, 12
 LEAVES = {
@@ -36,11 +48,26 @@ TYPES = {
 }
 BROKEN = "model.layers.1.mlp.down_proj"
 SCRIPT = 'print("called again")\n'
-STATES = {None: 0, "unmatched": 1, "match": 3, "within_noise": 4, "expected": 5, "diverged": 6}
-MADE = 7
 HOSTILE = '<img src=x onerror="window.hacked=1">'
-
-
+EVIDENCE = "replayed on its own inputs, the op gives another result: 0.31, noise floor 0.012"
+HEADLINES = [
+    Headline(
+        "Made in",
+        "port.py:30",
+        f"{BROKEN} (FastLinear, was Linear)",
+        "Mine's value is golden's times 0.5.",
+        "replayed on its own inputs, the op gives another result.",
+        "Look at the scale.",
+    ),
+    Headline(
+        "A weight differs in",
+        "lm_head",
+        "lm_head (Linear)",
+        "Weight differs.",
+        "weight: 12 of 4,096 elements.",
+        "Look at how the weight is loaded.",
+    ),
+]
 LISTING: wire_findings.CodeView = {
     "golden_file": "model.py",
     "golden_function": "Block.forward",
@@ -70,14 +97,99 @@ LISTING: wire_findings.CodeView = {
 }  # fmt: skip
 
 
-class FakeView:
-    """``report``: a comparison that goes wrong in `BROKEN` from the first decode step on."""
+class FakeReport:
+    """What a report knows; for a run, no row diverged."""
+
+    caution = ""
+    kept_in = "runs/compiled.expected.json"
+    changed: Callable[[], None]
+    proof: Proof | None = None
+
+    def __init__(self, differences: list[Difference], steps: int) -> None:
+        self.differences, self.steps = differences, steps
+        self.expected: list[Expectation] = []
+
+    @property
+    def _bad(self) -> list[Difference]:
+        return [d for d in self.differences if d.verdict == "diverged"]
+
+    @property
+    def verdict(self) -> Verdict:
+        return "diverged" if self._bad else EXPECTED if self.expected else "match"
+
+    @property
+    def findings(self) -> list[Finding]:
+        if not (bad := self._bad):
+            return []
+        mine = Source(BROKEN, "FastLinear", "port.py", 30)
+        first = Finding(BROKEN, "Linear", 2, "op-differs", EVIDENCE, bad[0], mine=mine)
+        weight = "weight: 12 of 4,096 elements"
+        second = Finding("lm_head", "Linear", 3, "weight differs", weight, bad[-1])
+        return [replace(first, proof=self.proof), second]
+
+    def headlines(self) -> list[Headline]:
+        return HEADLINES[: len(self.findings)]
+
+    def lines(self) -> list[str]:
+        return [
+            f"{len(self.differences):,} records in {self.steps} steps",
+            f"{len(self._bad)} pairs diverged, 0 unmatched",
+        ]
+
+    def summary(self) -> str:
+        return "It differs. The error is made there. Look at the code."
+
+    def notes(self) -> list[str]:
+        return []
+
+    def prove(self, finding: Finding) -> None:
+        says = "With golden's value in its place, all 12 rows agree."
+        self.proof = Proof(True, 12, 0, says)
+
+    def look_inside(self, finding: Finding) -> FakeReport:
+        return self
+
+    def expect(self, what: Any, comment: str) -> None:
+        if comment == "boom":
+            raise DumpWriteError("can't write expected.json: read-only")
+        mark = Expectation(what.path if isinstance(what, Finding) else what.site.path, comment)
+        self.expected.append(mark)
+        for d in self._bad:
+            if d.site.path == mark.path:
+                self.differences[d.index] = replace(d, verdict=EXPECTED, expected=mark)
+        self.changed()
+
+    def unexpect(self, mark: Expectation) -> None:
+        self.expected.remove(mark)
+        for d in self.differences:
+            if d.expected == mark:
+                self.differences[d.index] = replace(d, verdict="diverged", expected=None)
+        self.changed()
+
+
+def asked(op: str, key: str) -> Any:
+    """Return a method that notes what it is asked for, and answers as the view of a report."""
+
+    def ask(view: FakeView, request: dict[str, Any]) -> Any:
+        view.asked.append((op, request[key]))
+        return getattr(ReportView, op)(view, request)
+
+    return ask
+
+
+class FakeView(ReportView):
+    """``report``: a comparison that goes wrong in `BROKEN` from the first decode step on.
+
+    A run is shown by the same code, as if all its rows agreed.
+    """
 
     part = ""  # what was kept of each tensor
     kernel: wire.KernelView | None = None  # that computes each tensor of mine
     points = 4096  # of a scatter plot at most
-    proof = ""
-    is_inside = False
+    _made = frozenset({(BROKEN, 0)})
+    children, heads = asked("children", "parent"), asked("heads", "row")
+    prove, inside = asked("prove", "finding"), asked("inside", "finding")
+    expect, unexpect = asked("expect", "row"), asked("unexpect", "mark")
 
     def __init__(
         self,
@@ -93,200 +205,124 @@ class FakeView:
         self.paths |= {
             f"model.layers.{n}.{leaf}": kind for n in range(layers) for leaf, kind in LEAVES.items()
         }
-        self.paths |= {"model.norm": "RMSNorm", "lm_head": "Linear"} | dict.fromkeys(
-            extra, "Hostile"
+        self.paths |= {"model.norm": "RMSNorm", "lm_head": "Linear"}
+        self.paths |= dict.fromkeys(extra, "Hostile")
+        every = [self._step(index) for index in range(steps)]
+        calls = [
+            (step, path, op, role)
+            for step in every
+            for path, op in self.paths.items()
+            for role in ("input", "output")
+        ]
+        # one has a name, as children that all are numbered were layers
+        more = [f"model.many.{number or 'first'}" for number in range(records - len(calls))]
+        calls += [(every[0], path, "Identity", "output") for path in more]
+        rows = [self._difference_at(number, *call) for number, call in enumerate(calls)]
+        nodes = self._nodes(dict.fromkeys(path for _, path, *_ in calls))
+        self._every = every
+        self.golden, self.mine = (  # type: ignore[assignment]
+            SimpleNamespace(label=label, path=None, where="", meta={}, nodes=nodes)
+            for label in ("runs/eager", "runs/compiled")
         )
-        self.steps = [self._step(index) for index in range(steps)]
-        self.data: list[wire.Row] = []
-        for step in self.steps:
-            for path, op in self.paths.items():
-                self._record(step, path, op, "input")
-                self._record(step, path, op, "output")
-        for number in range(records - len(self.data)):
-            self._record(self.steps[0], f"model.many.{number}", "Identity", "output")
-        self.marks: list[wire.Mark] = []
-        self.watchers: list[Any] = []
-        self.tree = self._tree()
+        super().__init__(FakeReport(rows, steps))  # type: ignore[arg-type]
+
+    def _take(self, report: FakeReport) -> None:  # type: ignore[override]
+        self._report, report.changed = report, self.refresh  # type: ignore[assignment]
+        self.steps = self._every  # type: ignore[assignment]
+        self.step_index = {(one["generation"], one["step"]): one["index"] for one in self._every}
+        self.refresh()
+
+    def refresh(self) -> None:
+        self.__dict__.pop("data", None)
+        super().refresh()
+        self.tree.judged = self.report
+
+    @functools.cached_property
+    def data(self) -> list[wire.Row]:
+        """All rows."""
+        if not self.report:
+            return [self.row_view(d.index, d.pair.either) for d in self.differences]
+        return [super(FakeView, self)._difference_row(d.index) for d in self.differences]
+
+    def _difference_row(self, index: int) -> wire.Row:
+        return self.data[index]
 
     def _step(self, index: int) -> wire.Step:
         kind = "warmup" if index == 0 else "prefill" if index == 1 else "decode"
-        label = "warm-up" if index == 0 else f"{index - 1} {kind}"
         return {
             "index": index,
             "generation": -1 if index == 0 else 0,
             "step": max(0, index - 1),
             "kind": kind,
-            "label": label,
+            "label": "warm-up" if index == 0 else f"{index - 1} {kind}",
             "text": "",
             "requests": [],
             "rows": 0,
             "bad": 0,
         }
 
-    def _record(self, step: wire.Step, path: str, op: str, role: str) -> None:
-        number = len(self.data)
+    def step_views(self, rows: Counter[int], bad: Counter[int]) -> list[wire.Step]:
+        for at, step in enumerate(self._every):
+            step["rows"], step["bad"] = rows[at], bad[at]
+        return self._every
+
+    def _difference_at(
+        self, number: int, step: wire.Step, path: str, op: str, role: str
+    ) -> Difference:
         query = 1 if step["kind"] == "decode" else PROMPT
-        shape = [1, HEADS, query, PROMPT] if op == "Softmax" else [1, query, HIDDEN]
-        bad = (
-            self.report
-            and step["index"] >= 2
-            and role == "output"
-            and (path == BROKEN or path in ("model.norm", "lm_head"))
+        shape = (1, HEADS, query, PROMPT) if op == "Softmax" else (1, query, HIDDEN)
+        broken = role == "output" and path in (BROKEN, "model.norm", "lm_head")
+        bad = self.report and step["index"] >= 2 and broken
+        low, high, mean = -3.1 - number % 7 / 10, 2.9 + number % 5 / 10, 0.0123 * (number % 3)
+        nan = 3 if bad and path == "lm_head" else 0
+        record = Record(
+            number,
+            Site(path, step["step"], role=role, generation=step["generation"]),
+            number,
+            op,
+            Summary("bfloat16", shape, low, high, mean, 27.71, nan, 0),
+            payload=None if path == "model.embed_tokens" else "kept",
         )
-        step["rows"] += 1
-        step["bad"] += bad
-        self.data.append(
-            {
-                "id": number,
-                "step": step["index"],
-                "rank": 0,
-                "seq": number,
-                "path": path,
-                "call": 0,
-                "role": role,
-                "slot": "0",
-                "op": op,
-                "dtype": "bfloat16",
-                "shape": shape,
-                "min": -3.1 - number % 7 / 10,
-                "max": 2.9 + number % 5 / 10,
-                "mean": 0.0123 * (number % 3),
-                "l2norm": 27.71,
-                "nan": 3 if bad and path == "lm_head" else 0,
-                "inf": 0,
-                "kept": path != "model.embed_tokens",
-                "verdict": None
-                if not self.report
-                else "diverged"
-                if bad
-                else "within_noise"
-                if number % 3 == 0
-                else "match",
-                "error": (0.31 if bad else 0.0021) if self.report else None,
-                "limit": 0.012 if self.report else None,
-                "reason": "error is 26 times its limit" if bad else "",
-                "expected": "",
-                "mark": -1,
-            }
+        near: RowVerdict = "within_noise" if self.report and number % 3 == 0 else "match"
+        error = 0.31 if bad else 0.0021
+        return Difference(
+            number,
+            Pair(record, record, ""),
+            "diverged" if bad else near,
+            error,
+            0.012,
+            {"max_abs": 0.93, "cosine": 0.99941, "rel_l2": error},
+            "error is 26 times its limit" if bad else None,
         )
 
-    def _tree(self) -> list[wire.TreeNode]:
-        paths = dict.fromkeys([""])
-        for row in self.data:
-            names = row["path"].split(".")
-            paths |= dict.fromkeys(".".join(names[: n + 1]) for n in range(len(names)))
-        rows, bad, expected, worst = (dict.fromkeys(paths, start) for start in (0, 0, 0, None))
-        self.kids: dict[str | None, list[str]] = {None: [""]}
-        for path in paths:
-            if path:
-                self.kids.setdefault(path.rpartition(".")[0], []).append(path)
-        for row in self.data:
-            names = row["path"].split(".")
-            for path in ["", *(".".join(names[: n + 1]) for n in range(len(names)))]:
-                rows[path] += 1
-                bad[path] += row["verdict"] == "diverged"
-                expected[path] += row["verdict"] == "expected"
-                worst[path] = max(worst[path], row["verdict"], key=STATES.__getitem__)
-        self.ids = {path: number for number, path in enumerate(paths)}
-        return [
-            {
-                "id": number,
-                "label": path.rpartition(".")[2] or "LlamaForCausalLM",
-                "path": path,
-                "type": self.paths.get(path)
-                or TYPES.get(path)
-                or TYPES.get(path.rpartition(".")[2], "DecoderLayer"),
-                "children": len(self.kids.get(path, ())),
-                "rows": rows[path],
-                "bad": bad[path],
-                "unmatched": 0,
-                "expected": expected[path],
-                "verdict": worst[path],
-                "note": ""
-                if not expected[path]
-                else f"{expected[path]} expected: {self.marks[0]['comment']}",
-            }
-            for path, number in self.ids.items()
-        ]
+    def _nodes(self, leaves: dict[str, None]) -> list[Node]:
+        """Return the modules, each behind its parent."""
+        at = {"": 0}
+        for leaf in leaves:
+            names = leaf.split(".")
+            for n in range(len(names)):
+                at.setdefault(".".join(names[: n + 1]), len(at))
+        nodes = [Node("", "LlamaForCausalLM", TYPES[""], -1)]
+        for path in list(at)[1:]:
+            above, _, name = path.rpartition(".")
+            kind = self.paths.get(path) or TYPES.get(path) or TYPES.get(name, "DecoderLayer")
+            nodes.append(Node(path, name, kind, at[above]))
+        return nodes
 
     def text(self) -> str:
         return (
-            f"{'report' if self.report else 'run'} of {len(self.data)} records in "
+            f"{'report' if self.report else 'run'} of {len(self.differences)} records in "
             f"{len(self.steps)} steps"
         )
 
-    layer_errors = None  # that pages draw
-
-    def timeline(self) -> None:
-        return None
-
     def overview(self, request: wire_requests.OverviewRequest | None = None) -> wire.Overview:
-        bad = [row for row in self.data if row["verdict"] == "diverged"]
+        shown = super().overview(request)
+        if self.report:
+            return {**shown, "title": "tiny-llama, eager vs compiled", "notes": []}
         return {
-            "kind": "report" if self.report else "run",
-            "title": "tiny-llama, eager vs compiled" if self.report else "tiny-llama, eager",
-            "golden": "runs/eager" if self.report else "",
-            "mine": "runs/compiled" if self.report else "",
-            "verdict": ("diverged" if bad else "expected" if self.marks else "match")
-            if self.report
-            else None,
-            "notes": [],
-            "caution": "",
-            "lines": [f"{len(self.data):,} records in {len(self.steps)} steps"]
-            + [f"{len(bad)} pairs diverged, 0 unmatched"] * self.report,
-            "summary": "It differs. The error is made there. Look at the code." * self.report,
-            "steps": self.steps,
-            "marks": self.marks,
-            "kept": "runs/compiled.expected.json" * self.report,
-            "first_bad": bad[0]["id"] if bad else -1,
-            "rows": len(self.data),
-            "ranks": [],
-            "inside": self.is_inside,
-            "halt": 0,
-            "findings": [
-                {
-                    "path": BROKEN,
-                    "op": "Linear",
-                    "step": 2,
-                    "cause": "op-differs",
-                    "row": bad[0]["id"],
-                    "evidence": "replayed on its own inputs, the op gives another result: 0.31, "
-                    "noise floor 0.012",
-                    "expected": self.data[bad[0]["id"]]["expected"],
-                    "mark": -1,
-                    "head": "Made in",
-                    "place": "port.py:30",
-                    "where": f"{BROKEN} (FastLinear, was Linear)",
-                    "what": "Mine's value is golden's times 0.5.",
-                    "why": "replayed on its own inputs, the op gives another result.",
-                    "do": "Look at the scale.",
-                    "file": "port.py",
-                    "line": 30,
-                    "proof": self.proof,
-                },
-                {
-                    "path": "lm_head",
-                    "op": "Linear",
-                    "step": 3,
-                    "cause": "weight differs",
-                    "row": bad[-1]["id"],
-                    "evidence": "weight: 12 of 4,096 elements",
-                    "expected": "",
-                    "mark": -1,
-                    "head": "A weight differs in",
-                    "place": "lm_head",
-                    "where": "lm_head (Linear)",
-                    "what": "Weight differs.",
-                    "why": "weight: 12 of 4,096 elements.",
-                    "do": "Look at how the weight is loaded.",
-                    "file": "",
-                    "line": 0,
-                    "proof": "",
-                },
-            ]
-            if bad
-            else [],
-        }
+            **shown, "kind": "run", "title": "tiny-llama, eager", "golden": "", "mine": "",
+            "verdict": None, "lines": shown["lines"][:1], "summary": "", "notes": [], "kept": "",
+        }  # fmt: skip
 
     def finding(self, request: wire_requests.FindingRequest) -> wire_findings.FindingDetail:
         self.asked.append(("finding", request["finding"]))
@@ -327,202 +363,25 @@ class FakeView:
             "listing": LISTING,
         }
 
-    def prove(self, request: wire_requests.ProveRequest) -> wire.Overview:
-        self.asked.append(("prove", request["finding"]))
-        self.proof = "With golden's value in its place, all 12 rows agree."
-        return self.overview()
-
-    def inside(self, request: wire_requests.InsideRequest) -> wire.Overview:
-        self.asked.append(("inside", request["finding"]))
-        self.is_inside = request["finding"] >= 0
-        return self.overview()
-
-    def _state(self, row: wire.Row) -> int:
-        made = row["verdict"] == "diverged" and row["path"] == BROKEN
-        return MADE if made else STATES[row["verdict"]]
-
-    def calls(self, request: wire_requests.CallsRequest) -> wire_layers.Calls:
-        paths = list(dict.fromkeys(self._layer(row["path"]) for row in self.data))
-        cells: list[wire_layers.CallCell] = [
-            {
-                "label": row["path"].rpartition(".")[2],
-                "path": row["path"],
-                "row": row["id"],
-                "state": self._state(row),
-                "error": row["error"],
-                "limit": row["limit"],
-            }
-            for row in self.data
-            if self._layer(row["path"]) == paths[request["layer"]]
-            and row["step"] == request["step"]
-            and row["role"] == "output"
-        ]
-        return {"cells": cells[: request["n"]], "total": len(cells)}
-
-    def _layer(self, path: str) -> str:
-        names = path.split(".")
-        if path.startswith("model.layers."):
-            return ".".join(names[:3])
-        return path if path in ("model.embed_tokens", "model.norm", "lm_head") else ""
-
-    def layers(
-        self, request: wire_requests.LayersRequest
-    ) -> tuple[wire_layers.LayerMap, list[memoryview]]:
-        paths = list(dict.fromkeys(self._layer(row["path"]) for row in self.data))
-        worst: dict[tuple[str, int], wire.Row] = {}
-        for row in self.data:
-            cell = self._layer(row["path"]), row["step"]
-            if cell not in worst or self._state(row) > self._state(worst[cell]):
-                worst[cell] = row
-        cells = [worst.get((path, step["index"])) for path in paths for step in self.steps]
-        arrays = [
-            np.array([np.nan if row is None else row["error"] for row in cells], "<f4"),
-            np.array([np.nan if row is None else row["limit"] for row in cells], "<f4"),
-            np.array([-1 if row is None else row["id"] for row in cells], "<i4"),
-            np.array([0 if row is None else self._state(row) for row in cells], "u1"),
-        ]
-        layers: list[wire_layers.Layer] = [
-            {"path": path, "type": "Layer", "node": self.ids[path] if path else -1}
-            for path in paths
-        ]
-        return {"layers": layers, "steps": len(self.steps)}, [
-            memoryview(array.tobytes()) for array in arrays
-        ]
-
-    def worst(self, request: wire_requests.WorstRequest) -> wire.Worst:
-        golden, mine = (self.tensor(request["row"], which) for which in ("golden", "mine"))
-        elements, differing = worst(golden, mine, request["n"])
-        return {"elements": elements, "differing": differing}
-
     def errors(self, request: wire_requests.ErrorsRequest) -> wire.ErrorHistogram:
-        golden, mine = (self.tensor(request["row"], which) for which in ("golden", "mine"))
-        return {**errors(golden, mine, request["bins"]), "limit": 0.012}
+        return {**super().errors(request), "limit": 0.012}
 
-    def scatter(
-        self, request: wire_requests.ScatterRequest
-    ) -> tuple[wire.Scatter, list[memoryview]]:
-        golden, mine = (self.tensor(request["row"], which) for which in ("golden", "mine"))
-        answer, buffers = scatter(golden, mine, self.points, request["size"])
-        return answer, [memoryview(buffer.tobytes()) for buffer in buffers]
-
-    def expect(self, request: wire_requests.ExpectRequest) -> wire.Overview:
-        self.asked.append(("expect", request["row"]))
-        if request["comment"] == "boom":
-            raise DumpWriteError("can't write expected.json: read-only")
-        number = (
-            request["row"]
-            if request["row"] >= 0
-            else next(r["id"] for r in self.data if r["path"] == BROKEN)
-        )
-        path = self.data[number]["path"]
-        self.marks.append({"text": path, "comment": request["comment"], "rows": 0})
-        for row in self.data:
-            if row["path"] == path and row["verdict"] == "diverged":
-                row |= {
-                    "verdict": "expected",
-                    "expected": request["comment"] or path,
-                    "mark": len(self.marks) - 1,
-                }
-                self.steps[row["step"]]["bad"] -= 1
-                self.marks[-1]["rows"] += 1
-        self.tree = self._tree()
-        return self.overview({"op": "overview"})
-
-    def unexpect(self, request: wire_requests.UnexpectRequest) -> wire.Overview:
-        self.asked.append(("unexpect", request["mark"]))
-        for row in self.data:
-            if row["mark"] == request["mark"]:
-                row |= {"verdict": "diverged", "expected": "", "mark": -1}
-                self.steps[row["step"]]["bad"] += 1
-        self.marks.pop(request["mark"])
-        self.tree = self._tree()
-        return self.overview({"op": "overview"})
-
-    def children(self, request: wire_requests.ChildrenRequest) -> wire.Children:
-        parent = None if request["parent"] < 0 else self.tree[request["parent"]]["path"]
-        kids = self.kids.get(parent, [])
-        self.asked.append(("children", request["parent"]))
-        return {
-            "total": len(kids),
-            "nodes": [
-                self.tree[self.ids[path]]
-                for path in kids[request["start"] : request["start"] + request["n"]]
-            ],
-        }
-
-    def _listed(self, request, step: int = -1) -> list[wire.Row]:
-        path = self.tree[request["node"]]["path"] if request["node"] >= 0 else ""
-        wanted = filters.read(request["text"])
-        found = [
-            row
-            for row in self.data
-            if (step < 0 or request["every"] or row["step"] == step)
-            and (not path or row["path"] == path or row["path"].startswith(path + "."))
-            and (not request["mismatch"] or row["verdict"] in ("diverged", "unmatched"))
-            and wanted.passes(f"{row['path']} {row['op']} {row['dtype']}".lower(), [summary(row)])
-        ]
-        sort = request["sort"]
-        return (
-            sorted(found, key=lambda row: row[sort], reverse=request["descending"])
-            if sort
-            else found
-        )
+    def scatter(self, request: wire_requests.ScatterRequest) -> Answer:
+        return super().scatter({**request, "points": self.points})
 
     def rows(self, request: wire_requests.RowsRequest) -> wire.Page:
         self.asked.append(("rows", request["start"]))
         if request["text"] == "boom":
             raise ZeroDivisionError("division\nby zero")
-        if problem := filters.problem(request["text"]):
-            return {"total": 0, "start": 0, "rows": [], "problem": problem}
-        rows = self._listed(request, request["step"])
-        return {
-            "total": len(rows),
-            "start": request["start"],
-            "rows": rows[request["start"] : request["start"] + request["n"]],
-            "problem": "",
-        }
-
-    def first_rows(self, n: int) -> list[wire.Row]:
-        return self.data[:n]
-
-    def telling_rows(self, n: int) -> list[wire.Row]:
-        return [row for row in self.data if row["verdict"] == "diverged"][:n]
-
-    def _located(self, request, row: wire.Row | None) -> wire.Located:
-        listed = (
-            self._listed(request, row["step"])
-            if row and not filters.problem(request["text"])
-            else []
-        )
-        return {"row": row, "index": listed.index(row) if row in listed else -1}
-
-    def locate(self, request: wire_requests.LocateRequest) -> wire.Located:
-        if request["sort"]:
-            rows = self._listed(request, self.data[request["row"]]["step"])
-            at = [row["id"] for row in rows].index(request["row"]) + request["delta"]
-            return self._located(request, rows[at] if 0 <= at < len(rows) else None)
-        rows = self._listed(request)
-        if request["delta"] > 0:
-            return self._located(
-                request, next((row for row in rows if row["id"] > request["row"]), None)
-            )
-        before = [row for row in rows if row["id"] < request["row"] or request["row"] < 0]
-        return self._located(request, before[-1] if before else None)
-
-    def row(self, request: wire_requests.RowRequest) -> wire.Located:
-        if not 0 <= request["row"] < len(self.data):
-            raise TensorLookupError(f"no row {request['row']}; there are {len(self.data)}")
-        return self._located(request, self.data[request["row"]])
-
-    def path(self, request: wire_requests.PathRequest) -> wire_requests.PathAnswer:
-        names = request["path"].split(".")
-        above = ["", *(".".join(names[: n + 1]) for n in range(len(names)))]
-        return {"ids": list(dict.fromkeys(self.ids[path] for path in above if path in self.ids))}
+        return super().rows(request)
 
     def snapshot(self, state: wire.State) -> None:
         return None
 
-    def tensor(self, number: int, which: wire.Which) -> np.ndarray:
+    def load(self, row: int, which: str) -> Array:
+        return self.tensor(row, which)
+
+    def tensor(self, number: int, which: str) -> np.ndarray:
         row = self.data[number]
         golden = np.random.default_rng(number).normal(size=row["shape"]).astype(np.float32)
         if row["op"] == "Softmax":
@@ -568,24 +427,17 @@ class FakeView:
         }
 
     def detail(self, request: wire_requests.DetailRequest) -> wire.Detail:
-        row = self.row({"op": "row", "row": request["row"], **EVERYTHING})["row"]
-        assert row is not None
-        made_by = row["id"] - 1 if row["id"] else -1
+        d = self._difference(request["row"])
+        row = self.data[d.index]
+        sides: tuple[wire.Which, ...] = ("golden", "mine", "difference")
         return {
             "row": row,
-            "sides": [
-                self._side(row, which)
-                for which in (("golden", "mine", "difference") if self.report else ("golden",))
-            ],
-            "metrics": [
-                {"name": "max_abs", "value": 0.93},
-                {"name": "cosine", "value": 0.99941},
-                {"name": "rel_l2", "value": row["error"]},
-            ]
+            "sides": [self._side(row, which) for which in (sides if self.report else sides[:1])],
+            "metrics": [{"name": name, "value": value} for name, value in d.metrics.items()]
             if self.report
             else [],
-            "producer": made_by,
-            "producer_label": f"{self.data[made_by]['path']} output[0]" if made_by >= 0 else "",
+            "producer": d.index - 1,
+            "producer_label": f"{self.data[d.index - 1]['path']} output[0]" if d.index else "",
             "flow": self.flow(row),
         }
 
@@ -609,86 +461,8 @@ class FakeView:
         )
 
     def series(self, request: wire_requests.SeriesRequest) -> wire.Series:
-        row = self.data[request["row"]]
-        same = [
-            one for one in self.data if (one["path"], one["role"]) == (row["path"], row["role"])
-        ]
         figure = "error" if self.report else "max"
-        return {
-            "lines": [
-                line(
-                    figure,
-                    [(one["step"], one["id"], float(one[figure])) for one in same],
-                    request["n"],
-                )
-            ]
-        }
-
-    def view(self, request: wire_requests.ViewRequest) -> tuple[wire.View, list[memoryview]]:
-        tensor = self.tensor(request["row"], request["which"])
-        axes, size = request["axes"], request["size"]
-        plane = tensor[
-            tuple(slice(None) if axis in axes else at for axis, at in enumerate(request["fixed"]))
-        ]
-        if axes[0] > axes[1]:
-            plane = plane.T
-        rows, cols = plane.shape
-        y0, x0, y1, x1 = request["y0"], request["x0"], request["y1"] or rows, request["x1"] or cols
-        window = plane[y0:y1, x0:x1]
-        fy, fx = -(-window.shape[0] // size), -(-window.shape[1] // size)
-        cells = extremes(window, fy, fx)
-        answer: wire.View = {
-            "h": cells.shape[0],
-            "w": cells.shape[1],
-            "fy": fy,
-            "fx": fx,
-            "y0": y0,
-            "x0": x0,
-            "y1": y1,
-            "x1": x1,
-            "rows": rows,
-            "cols": cols,
-            "lo": float(np.nanmin(plane)),
-            "hi": float(np.nanmax(plane)),
-        }
-        return answer, [memoryview(np.ascontiguousarray(cells)).cast("B")]
-
-    def heads(self, request: wire_requests.HeadsRequest) -> tuple[wire.Heads, list[memoryview]]:
-        self.asked.append(("heads", request["row"]))
-        tensor = self.tensor(request["row"], request["which"])
-        view, cells = heads(
-            tensor,
-            request["axis"],
-            request["axes"],
-            request["fixed"],
-            request["size"],
-            request["first"],
-        )
-        return view, [memoryview(cells.tobytes())]
-
-    def histogram(self, request: wire_requests.HistogramRequest) -> wire.Histogram:
-        tensor = self.tensor(request["row"], request["which"])
-        finite = tensor[np.isfinite(tensor)]
-        counts, edges = np.histogram(finite, request["bins"])
-        return {
-            "lo": float(edges[0]),
-            "hi": float(edges[-1]),
-            "counts": counts.tolist(),
-            "nan": int(np.isnan(tensor).sum()),
-            "inf": 0,
-            "total": tensor.size,
-        }
-
-
-def summary(row: wire.Row) -> Summary:
-    low, high, mean, norm = (float(row[name]) for name in ("min", "max", "mean", "l2norm"))
-    return Summary(row["dtype"], tuple(row["shape"]), low, high, mean, norm, row["nan"], row["inf"])
-
-
-def extremes(window: np.ndarray, fy: int, fx: int) -> np.ndarray:
-    """Return the element of largest magnitude of each block; a NaN wins."""
-    high, low = window, window
-    for axis, factor in enumerate((fy, fx)):
-        starts = np.arange(0, window.shape[axis], factor)
-        high, low = np.maximum.reduceat(high, starts, axis), np.minimum.reduceat(low, starts, axis)
-    return np.where(np.abs(high) >= np.abs(low), high, low).astype("<f4")
+        same = self._by_site[site_key(self._difference(request["row"]).site)]
+        rows = [self.data[d.index] for d in same]
+        points = [(row["step"], row["id"], float(row[figure] or 0)) for row in rows]
+        return {"lines": [line(figure, points, request["n"])]}
