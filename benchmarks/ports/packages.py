@@ -12,13 +12,13 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ports.entry import scratch
+from ports.entry import Port, scratch
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = Path(__file__).parent / "requirements.txt"
@@ -43,6 +43,12 @@ def missing(*packages: str) -> str | None:
     """Say why packages can't be used; None if they can."""
     absent = [package for package in packages if not folder(package)]
     return f"{' and '.join(absent)} not installed; {INSTALL}" if absent else None
+
+
+def ported(name: str, package: str, /, *needed: str, **more: Any) -> Port:
+    """Return a port whose code is that of a package. ``needed``: other packages that it needs."""
+    why = partial(missing, package, *needed)
+    return Port(**{"name": name, "package": package, "missing": why, **more})
 
 
 def found(*packages: str) -> None:
