@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from ports.bugs import bugs
-from ports.weights import hugging_face, norms
-from ports.written import written
+from ports.made import written
+from ports.weights import Model, State, each, norms_of, renamed, turned
 
+HEADS = 6  # not a power of two
 SETTINGS = {
-    "vocab_size": 512,
-    "d_model": 48,
-    "n_layers": 3,
-    "n_heads": 6,  # not a power of two
-    "max_seq_len": 64,
-    "attn_config": {"clip_qkv": 1.5},
-    "initializer_range": 0.15,
-    "attn_implementation": "eager",
+    "vocab_size": 512, "d_model": 48, "n_layers": 3, "n_heads": HEADS, "max_seq_len": 64,
+    "attn_config": {"clip_qkv": 1.5}, "initializer_range": 0.15, "attn_implementation": "eager",
+}  # fmt: skip
+NAMES = {
+    "embed": "transformer.wte",
+    "ln": "transformer.norm_f",
+    "blocks.*.{ln1,ln2}": "transformer.blocks.*.{norm_1,norm_2}",
+    "blocks.*.attn.{qkv,proj}": "transformer.blocks.*.attn.{Wqkv,out_proj}",
+    "blocks.*.mlp.{fc1,fc2}": "transformer.blocks.*.ffn.{up_proj,down_proj}",
 }
 # the head is the embedding too
-NORMS = norms("transformer.blocks", {"norm_1": "attn.Wqkv", "norm_2": "ffn.up_proj"})
+norms = norms_of("transformer.blocks", {"norm_1": "attn.Wqkv", "norm_2": "ffn.up_proj"})
+
+
+def convert(hf: Model) -> State:
+    """Return the weights, with the rows of all queries, all keys, all values sorted by head."""
+    state = renamed(hf.state_dict(), NAMES)
+    each(lambda rows: turned(rows, 3, HEADS), "blocks.*.attn.qkv")(state)
+    return state
+
+
 BLOCK = "transformer.blocks.*"
 ATTENTION = ("blocks.*.attn", f"{BLOCK}.attn")
 BUGS = r"""
@@ -55,13 +65,4 @@ kinds_first: the converter leaves the fused rows as all queries, all keys, all v
     weights each(lambda w: turned(w, 6, 3), "blocks.*.attn.qkv")
     in blocks.*.attn.qkv $BLOCK.attn.Wqkv
 """
-PORTS = (
-    written(
-        "alibi",
-        "Server",
-        hugging_face("MptForCausalLM", SETTINGS),
-        bugs(BUGS, globals()),
-        norms=NORMS,
-        length=19,
-    ),
-)
+PORTS = (written(globals(), "alibi", "Server", "MptForCausalLM", length=19),)

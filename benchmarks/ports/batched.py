@@ -4,13 +4,33 @@ from __future__ import annotations
 
 import torch
 
-from ports.bugs import bugs
-from ports.weights import hugging_face
-from ports.written import SMALL, written
+from ports.made import SMALL, written
+from ports.weights import Model, State, each, renamed, transpose
 
-SETTINGS = SMALL | {"head_dim": 16}
+CHANNELS = 16
+SETTINGS = SMALL | {"head_dim": CHANNELS}
 LAYER, OWN = "model.layers.*", "layers.*.self_attention"
 ATTENTION = (OWN, f"{LAYER}.self_attn")
+NAMES = {
+    "embedding": "model.embed_tokens.weight",
+    "decoder_norm.scale": "model.norm.weight",
+    "logits_dense.kernel": "lm_head.weight",
+    "layers.*.pre_attention_norm.scale": "model.layers.*.input_layernorm.weight",
+    "layers.*.pre_mlp_norm.scale": "model.layers.*.post_attention_layernorm.weight",
+    "layers.*.self_attention.{query,key,value,out}.kernel": "model.layers.*"
+    ".self_attn.{q,k,v,o}_proj.weight",
+    "layers.*.self_attention.{query,key}_norm.scale": "model.layers.*.self_attn.{q,k}_norm.weight",
+    "layers.*.mlp.{wi_0,wi_1,wo}.kernel": "model.layers.*.mlp.{gate,up,down}_proj.weight",
+}
+
+
+def convert(hf: Model) -> State:
+    """Return the weights as kernels."""
+    state = renamed(hf.state_dict(), NAMES)
+    transpose("logits_dense", "layers.*.mlp", f"{OWN}.{{query,key,value,out}}")(state)
+    each(lambda w: w.unflatten(1, (-1, CHANNELS)), f"{OWN}.{{query,key,value}}")(state)
+    each(lambda w: w.unflatten(0, (-1, CHANNELS)), f"{OWN}.out")(state)
+    return state
 
 
 def channels_first(kernel: torch.Tensor) -> torch.Tensor:
@@ -96,12 +116,4 @@ norm_of_layer_0: layer 2 has the first norm of layer 0
     weights copy("layers.2.pre_attention_norm", "layers.0.pre_attention_norm")
     in layers.2.pre_attention_norm model.layers.2.input_layernorm
 """
-PORTS = (
-    written(
-        "batched",
-        "BatchedDecoder",
-        hugging_face("Qwen3ForCausalLM", SETTINGS),
-        bugs(BUGS, globals()),
-        length=16,
-    ),
-)
+PORTS = (written(globals(), "batched", "BatchedDecoder", "Qwen3ForCausalLM", length=16),)

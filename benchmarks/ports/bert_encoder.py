@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import torch
 
-from ports.bugs import bugs
 from ports.entry import Logits
-from ports.weights import Model, hugging_face, norms
-from ports.written import written
+from ports.made import written
+from ports.weights import Model, norms_of
 
 WIDTH, HEADS = 64, 4
 PADDING = 3  # so many last tokens
 BLOCK, LAYER = "encoder.layers.*", "bert.encoder.layer.*"
 SETTINGS = {
-    "vocab_size": 512,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": 3,
-    "num_attention_heads": HEADS,
-    "intermediate_size": 4 * WIDTH,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.12,
-    "tie_word_embeddings": False,
-    "attn_implementation": "sdpa",
+    "vocab_size": 512, "hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": HEADS,
+    "intermediate_size": 4 * WIDTH, "max_position_embeddings": 64, "initializer_range": 0.12,
+    "tie_word_embeddings": False, "attn_implementation": "sdpa",
+}  # fmt: skip
+OWN = f"{LAYER}.attention"
+NAMES = {
+    "embeddings.token": "bert.embeddings.word_embeddings",
+    "embeddings.place": "bert.embeddings.position_embeddings.weight",
+    "embeddings.segment": "bert.embeddings.token_type_embeddings.weight",
+    "embeddings.norm": "bert.embeddings.LayerNorm",
+    "transform.{0,2}": "cls.predictions.transform.{dense,LayerNorm}",
+    "head": "cls.predictions.decoder",
+    f"{BLOCK}.self_attn.in_proj_weight": f"{OWN}.self.{{query,key,value}}.weight",
+    f"{BLOCK}.self_attn.in_proj_bias": f"{OWN}.self.{{query,key,value}}.bias",
+    f"{BLOCK}.self_attn.out_proj": f"{OWN}.output.dense",
+    f"{BLOCK}.norm1": f"{OWN}.output.LayerNorm",
+    f"{BLOCK}.linear{{1,2}}": f"{LAYER}.{{intermediate,output}}.dense",
+    f"{BLOCK}.norm2": f"{LAYER}.output.LayerNorm",
 }
+# the outputs of the others are residuals too
+norms = norms_of(last={"cls.predictions.transform.LayerNorm": "cls.predictions.decoder"})
 
 
 def inputs(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -43,18 +53,13 @@ def work(model: Model, ids: torch.Tensor) -> Logits:
     return [model(*inputs(ids))[:, :-PADDING]]
 
 
-def q_last(rows: torch.Tensor) -> torch.Tensor:
-    q, k, v = rows.chunk(3)
-    return torch.cat([k, v, q])
-
-
-ATTENTION = (f"{BLOCK}.self_attn", f"{LAYER}.attention.self")  # the fused weight is its own
-QKV = (*ATTENTION, *(f"{LAYER}.attention.self.{name}" for name in ("query", "key", "value")))
+ATTENTION = (f"{BLOCK}.self_attn", f"{OWN}.self")  # the fused weight is its own
+QKV = (*ATTENTION, *(f"{OWN}.self.{name}" for name in ("query", "key", "value")))
 EMBEDDINGS = ("embeddings", "bert.embeddings")
 IN_PROJ = "encoder.layers.*.self_attn.in_proj_{weight,bias}"
 BUGS = r"""
 q_last: q is fused after k and v
-    weights each(q_last, IN_PROJ)
+    weights each(lambda w: reordered(w, (1, 2, 0)), IN_PROJ)
     in $QKV
 by_head: q, k and v are fused head by head
     weights each(lambda w: turned(w, 3, HEADS), IN_PROJ)
@@ -64,7 +69,7 @@ fused_bias_left: the fused bias is not loaded
     in $QKV
 norms_swapped: the norms of each layer are swapped
     weights swap("encoder.layers.*.norm1", "encoder.layers.*.norm2")
-    in $BLOCK.norm[12] $LAYER.attention.output.LayerNorm $LAYER.output.LayerNorm
+    in $BLOCK.norm[12] $OWN.output.LayerNorm $LAYER.output.LayerNorm
 layer_off: a weight is that of the layer before
     weights copy("encoder.layers.2.linear2.weight", "encoder.layers.1.linear2.weight")
     in encoder.layers.2.linear2 bert.encoder.layer.2.output.dense
@@ -85,7 +90,7 @@ relu: ReLU for GELU, as is PyTorch's default
     in $BLOCK $LAYER.intermediate $LAYER.intermediate.intermediate_act_fn
 norm_first: norms come before, not after
     settings {"first": True}
-    in $BLOCK $LAYER $LAYER.attention $LAYER.attention.output $LAYER.output
+    in $BLOCK $LAYER $OWN $OWN.output $LAYER.output
 places_off: positions begin at one
     - x + self.place[: ids.shape[1]]
     + x + self.place[1 : ids.shape[1] + 1]
@@ -103,16 +108,4 @@ no_mask: the padding is not masked
     + self.encoder(x)
     in (root) bert $ATTENTION
 """
-PORTS = (
-    written(
-        "torch-bert",
-        "Encoder",
-        hugging_face("BertForMaskedLM", SETTINGS),
-        bugs(BUGS, globals()),
-        file="torch_bert",
-        golden_work=golden_work,
-        work=work,
-        # the outputs of the others are residuals too
-        norms=norms(last={"cls.predictions.transform.LayerNorm": "cls.predictions.decoder"}),
-    ),
-)
+PORTS = (written(globals(), "torch-bert", "Encoder", "BertForMaskedLM", file="torch_bert"),)

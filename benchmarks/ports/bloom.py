@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
-from ports.bugs import bugs
-from ports.weights import State, hugging_face, norms
-from ports.written import written
+from ports.made import written
+from ports.weights import Model, State, each, norms_of, renamed
 
+HEADS = 6  # not a power of two
 SETTINGS = {
-    "vocab_size": 512,
-    "hidden_size": 48,
-    "n_layer": 3,
-    "n_head": 6,  # not a power of two
-    "initializer_range": 0.15,
+    "vocab_size": 512, "hidden_size": 48, "n_layer": 3, "n_head": HEADS, "initializer_range": 0.15,
     "attn_implementation": "eager",
-}
+}  # fmt: skip
+NAMES = {"w.emb": "transformer.word_embeddings.weight"}
+for end, kind in (("g", "weight"), ("b", "bias")):
+    NAMES |= {
+        f"w.{{emb_ln,ln_f}}_{end}": f"transformer.{{word_embeddings_layernorm,ln_f}}.{kind}",
+        f"w.h*_ln{{1,2}}_{end}": f"transformer.h.*.{{input,post_attention}}_layernorm.{kind}",
+    }
+for end, kind in (("w", "weight"), ("b", "bias")):
+    NAMES |= {
+        f"w.h*_qkv_{end}": f"transformer.h.*.self_attention.query_key_value.{kind}",
+        f"w.h*_out_{end}": f"transformer.h.*.self_attention.dense.{kind}",
+        f"w.h*_up_{end}": f"transformer.h.*.mlp.dense_h_to_4h.{kind}",
+        f"w.h*_down_{end}": f"transformer.h.*.mlp.dense_4h_to_h.{kind}",
+    }
 # the head is the embedding too
-BEFORE = {
-    "input_layernorm": "self_attention.query_key_value",
-    "post_attention_layernorm": "mlp.dense_h_to_4h",
-}
+norms = norms_of(
+    "transformer.h",
+    {
+        "input_layernorm": "self_attention.query_key_value",
+        "post_attention_layernorm": "mlp.dense_h_to_4h",
+    },
+)
+
+
+def convert(hf: Model) -> State:
+    state = renamed(hf.state_dict(), NAMES)
+    each(lambda w: w.T, "w.h*_{out,up,down}_w")(state)
+    # the rows are ordered by head, then query, key and value, then channel
+    each(lambda w: w.unflatten(0, (HEADS, 3, -1)).permute(1, 3, 0, 2), "w.h*_qkv_w")(state)
+    each(lambda b: b.unflatten(0, (HEADS, 3, -1)).transpose(0, 1), "w.h*_qkv_b")(state)
+    return {name: value.contiguous() for name, value in state.items()}
 
 
 def kinds_before_heads(state: State) -> None:
@@ -69,12 +90,11 @@ kinds_before_heads: the converter reads layer 1's fused rows as all queries, all
 """
 PORTS = (
     written(
+        globals(),
         "bloom-functions",
         "Bloom",
-        hugging_face("BloomForCausalLM", SETTINGS),
-        bugs(BUGS, globals()),
+        "BloomForCausalLM",
         file="bloom_functions",
-        norms=norms("transformer.h", BEFORE),
         length=17,
     ),
 )

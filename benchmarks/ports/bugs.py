@@ -26,7 +26,10 @@ from ports import weights
 from ports.entry import Bug
 
 ROOT = "(root)"
-CHANGES = ("each", "swap", "copy", "transpose", "turned", "interleaved", "by_halves")
+CHANGES = (
+    "each", "swap", "copy", "transpose", "as_made",
+    "turned", "reordered", "zeroed", "interleaved", "by_halves",
+)  # fmt: skip
 
 
 def bugs(text: str, module: dict[str, Any]) -> tuple[Bug, ...]:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from ports.bugs import bugs
-from ports.weights import hugging_face, norms
-from ports.written import written
+from ports.made import SMALLER, written
+from ports.weights import norms_of
 
-SETTINGS = {
-    "vocab_size": 512,
-    "hidden_size": 64,
+SETTINGS = SMALLER | {
     "num_hidden_layers": 4,  # three local ones and one that sees everything
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "intermediate_size": 112,
-    "max_position_embeddings": 256,
-    "sliding_window": 6,
-    "logit_scale": 0.25,
+    "num_attention_heads": 8, "intermediate_size": 112, "max_position_embeddings": 256,
+    "sliding_window": 6, "logit_scale": 0.25,
     "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},
-    "initializer_range": 0.12,
-    "attn_implementation": "eager",
+}  # fmt: skip
+NAMES = {
+    "tok": "model.embed_tokens",
+    "norm.gain": "model.norm.weight",
+    "blocks.*.norm.gain": "model.layers.*.input_layernorm.weight",
+    "blocks.*.attn.wqkv": "model.layers.*.self_attn.{q,k,v}_proj",
+    "blocks.*.attn.wo": "model.layers.*.self_attn.o_proj",
+    "blocks.*.ffn.w13": "model.layers.*.mlp.{gate,up}_proj",
+    "blocks.*.ffn.w2": "model.layers.*.mlp.down_proj",
 }
-BEFORE = {"input_layernorm": "self_attn.{q,k,v}_proj mlp.{gate,up}_proj"}
+# the head is the embedding too
+norms = norms_of("model.layers", {"input_layernorm": "self_attn.{q,k,v}_proj mlp.{gate,up}_proj"})
 LAYER = "model.layers.*"
 ATTENTION = ("blocks.*.attn", f"{LAYER}.self_attn")
 BUGS = r"""
@@ -53,13 +54,4 @@ gate_and_up_swapped: the converter fuses the linear part before the gate, in lay
     weights each(lambda w: w.roll(len(w) // 2, 0), "blocks.2.ffn.w13.weight")
     in blocks.2.ffn.w13 model.layers.2.mlp.[gu]*_proj
 """
-PORTS = (
-    written(
-        "command",
-        "Command",
-        hugging_face("Cohere2ForCausalLM", SETTINGS),
-        bugs(BUGS, globals()),
-        norms=norms("model.layers", BEFORE),  # the head is the embedding too
-        length=20,
-    ),
-)
+PORTS = (written(globals(), "command", "Command", "Cohere2ForCausalLM", length=20),)

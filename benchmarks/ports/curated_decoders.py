@@ -10,52 +10,35 @@ from typing import Any
 import torch
 
 from ports import packages
-from ports.bugs import bugs
+from ports.alibi import norms as mpt_norms
 from ports.entry import Logits
-from ports.steps import code_of, decode, spans
-from ports.weights import Model, State, hugging_face, norms, renamed
-from ports.written import last_token
+from ports.made import ported
+from ports.shards import norms as neox_norms
+from ports.steps import code_of, last_token, spans
+from ports.weights import Model, State, hugging_face, norms_of, renamed
 
 WIDTH, HEADS, LAYERS, VOCABULARY = 96, 6, 3, 512
-HEAD = WIDTH // HEADS
 GROUPS = 2  # of Falcon
-BLOCK = "decoder.layers.*"
+BLOCK, LAST = "decoder.layers.*", "decoder.output_layer_norm"
 NEOX, MPT, FALCON = "gpt_neox.layers.*", "transformer.blocks.*", "transformer.h.*"
 SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": False,
+    "vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS, "max_position_embeddings": 128, "tie_word_embeddings": False,
     "attn_implementation": "sdpa",
-}
+}  # fmt: skip
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 NEOX_SETTINGS = SIZES | {"intermediate_size": 4 * WIDTH, "rope_parameters": ROPE}
 FALCON_SETTINGS = SIZES | {"num_kv_heads": GROUPS, "new_decoder_architecture": True, "bias": False}
 MPT_SETTINGS = {
-    "vocab_size": VOCABULARY,
-    "d_model": WIDTH,
-    "n_layers": LAYERS,
-    "n_heads": HEADS,
+    "vocab_size": VOCABULARY, "d_model": WIDTH, "n_layers": LAYERS, "n_heads": HEADS,
     "max_seq_len": 64,
-}
+}  # fmt: skip
 scaled = partial(hugging_face, std=0.12)
 
 # -- the ports -----------------------------------------------------------------------------------
 
-COMMON = (
-    "layers/cache.py",
-    "layers/activations.py",
-    "layers/embeddings.py",
-    "layers/attention.py",
-    "layers/feedforward.py",
-    "layers/transformer.py",
-    "models/config.py",
-    "models/output.py",
-    "models/module.py",
-    "models/transformer.py",
-)
+COMMON = """layers/{cache,activations,embeddings,attention,feedforward,transformer}.py
+    models/{config,output,module,transformer}.py"""
 # base classes that load checkpoints
 BEFORE = """from typing import Generic, TypeVar
 class FromHF(Generic[TypeVar("ConfigT")]): ...
@@ -65,67 +48,38 @@ class Quantizable: ...
 
 def source(kind: str, *names: str) -> Path:
     own = (f"models/{kind}/{name}.py" for name in names)
-    return packages.joined("curated_transformers", *COMMON, *own, before=BEFORE)
+    return packages.joined("curated_transformers", COMMON, *own, before=BEFORE)
 
 
-def make_falcon(code: ModuleType, hf: Model, **settings: Any) -> Model:
-    given = {
-        "hidden_width": WIDTH,
-        "n_query_heads": HEADS,
-        "n_key_value_heads": GROUPS,
-        "n_hidden_layers": LAYERS,
-        "n_pieces": VOCABULARY,
-        "rotary_embedding_base": 10000,
-        "rotary_embedding_fraction": 1.0,
-        "new_decoder_architecture": True,
-        "use_alibi": False,
-        "use_bias": False,
-        "use_parallel_attention": True,
-    }
-    return code.FalconCausalLM(code.FalconConfig(**{**given, **settings}))
+def make_of(code: ModuleType, hf: Model, kind: str, given: dict[str, Any], **more: Any) -> Model:
+    """Return a model of a kind. ``given``: what its configuration takes besides the sizes."""
+    sizes = {"hidden_width": WIDTH, "n_hidden_layers": LAYERS, "n_pieces": VOCABULARY}
+    settings = {**sizes, **given, **more}
+    if "activation" in settings:
+        settings["activation"] = code.Activation(settings["activation"])
+    config = getattr(code, f"{kind}Config")(**settings)
+    return getattr(code, f"{kind}CausalLM")(config)
 
 
-def sizes(code: ModuleType, activation: str = "gelu", **settings: Any) -> dict[str, Any]:
-    """Return what both configurations take."""
-    given = {
-        "activation": code.Activation(activation),
-        "hidden_width": WIDTH,
-        "n_attention_heads": HEADS,
-        "n_hidden_layers": LAYERS,
-        "n_pieces": VOCABULARY,
-    }
-    return {**given, **settings}
-
-
-def make_neox(code: ModuleType, hf: Model, **settings: Any) -> Model:
-    given = {"intermediate_width": 4 * WIDTH, "rotary_embedding_fraction": 0.5, **settings}
-    return code.GPTNeoXCausalLM(code.GPTNeoXConfig(**sizes(code, **given)))
-
-
-def make_mpt(code: ModuleType, hf: Model, **settings: Any) -> Model:
-    given = {"intermediate_width_multiplier": 4, **settings}
-    return code.MPTCausalLM(code.MPTConfig(**sizes(code, **given)))
-
-
-OURS = (
-    "mha.input",
-    "mha.output",
-    "ffn.intermediate",
-    "ffn.output",
-    "attn_input_layer_norm",
-    "ffn_input_layer_norm",
+GELU = {"activation": "gelu", "n_attention_heads": HEADS}
+NEOX_GIVEN = GELU | {"intermediate_width": 4 * WIDTH, "rotary_embedding_fraction": 0.5}
+MPT_GIVEN = GELU | {"intermediate_width_multiplier": 4}
+FALCON_GIVEN = {
+    "n_query_heads": HEADS, "n_key_value_heads": GROUPS, "rotary_embedding_base": 10000,
+    "rotary_embedding_fraction": 1.0, "new_decoder_architecture": True, "use_alibi": False,
+    "use_bias": False, "use_parallel_attention": True,
+}  # fmt: skip
+OUTSIDE = "decoder.{embeddings.piece_embeddings,output_layer_norm}"
+INSIDE = (
+    f"{BLOCK}.{{mha.input,mha.output,ffn.intermediate,ffn.output"
+    ",attn_input_layer_norm,ffn_input_layer_norm}"
 )
 
 
-def convert(hf: Model, embedding: str, last: str, layer: str, theirs: str) -> State:
-    """Return the weights under the names of curated-transformers, the others' given."""
-    pairs = zip(OURS, theirs.split(), strict=True)
-    names = {f"{BLOCK}.{new}": f"{layer}.{old}" for new, old in pairs}
-    names["decoder.embeddings.piece_embeddings"] = embedding
-    names["decoder.output_layer_norm"] = last
-    if not hf.config.tie_word_embeddings:
-        names["output_embeddings"] = "lm_head"
-    return renamed(hf.state_dict(), names)
+def convert_of(hf: Model, outside: str, inside: str) -> State:
+    """Return the weights under the names of curated-transformers, theirs by `OUTSIDE`, `INSIDE`."""
+    head = {} if hf.config.tie_word_embeddings else {"output_embeddings": "lm_head"}
+    return renamed(hf.state_dict(), {OUTSIDE: outside, INSIDE: inside} | head)
 
 
 def prepare(model: Model, dtype: torch.dtype) -> None:
@@ -147,34 +101,14 @@ def work(model: Model, ids: torch.Tensor) -> Logits:
 # -- bugs ----------------------------------------------------------------------------------------
 
 
-def v_before_k(rows: torch.Tensor) -> torch.Tensor:
-    q, k, v = rows.chunk(3)
-    return torch.cat([q, v, k])
-
-
-def not_by_group(rows: torch.Tensor) -> torch.Tensor:
-    """Take all of q, then of k and v, where those of one group follow each other."""
-    groups = rows.unflatten(0, (GROUPS, HEADS // GROUPS + 2, HEAD))
-    return torch.cat([groups[:, :-2].flatten(0, 1), groups[:, -2], groups[:, -1]]).flatten(0, 1)
-
-
-def v_groups(rows: torch.Tensor) -> torch.Tensor:
-    """Put the values of the groups in another order."""
-    groups = rows.unflatten(0, (GROUPS, HEADS // GROUPS + 2, HEAD)).clone()
-    groups[:, -1] = groups[:, -1].flip(0)
-    return groups.flatten(0, 2)
-
-
 MHA, SCORER = f"{BLOCK}.mha", f"{BLOCK}.mha.attention_scorer"
 ROTARY = f"{BLOCK}.mha.rotary_embeds"
 INPUT, OUTPUT = f"{MHA}.input", f"{MHA}.output"
 NEOX_ATTENTION = (MHA, SCORER, f"{NEOX}.attention")
 NEOX_NORMS = (
-    f"{BLOCK}.attn_input_layer_norm",
-    f"{BLOCK}.ffn_input_layer_norm",
-    f"{NEOX}.input_layernorm",
-    f"{NEOX}.post_attention_layernorm",
-)
+    f"{BLOCK}.attn_input_layer_norm", f"{BLOCK}.ffn_input_layer_norm",
+    f"{NEOX}.input_layernorm", f"{NEOX}.post_attention_layernorm",
+)  # fmt: skip
 NEOX_BUGS = r"""
 not_by_head: q, k and v are fused one after the other, not head by head
     weights each(lambda w: turned(w, HEADS, 3), INPUT)
@@ -214,10 +148,8 @@ rotate_sign: RoPE turns the other way
     in $ROTARY.rotary_embeds $NEOX.attention
 mask_off: the causal mask lets the next token through
     - torch.ones((key_len, key_len), device=query.device, dtype=torch.bool),
-    -     )
     + torch.ones((key_len, key_len), device=query.device, dtype=torch.bool),
     +         diagonal=1,
-    +     )
     in gpt_neox $NEOX_ATTENTION
 position_off: positions are one behind while decoding
     -                 cache_len,
@@ -238,20 +170,20 @@ by_head: q, k and v are fused head by head
     weights each(lambda w: turned(w, 3, HEADS), INPUT)
     in $INPUT $MPT.attn.Wqkv
 v_before_k: keys and values are fused in the wrong order
-    weights each(v_before_k, INPUT)
+    weights each(lambda w: reordered(w, (0, 2, 1)), INPUT)
     in $INPUT $MPT.attn.Wqkv
 transposed: the output projection of attention is transposed
     weights transpose(f"{OUTPUT}.weight")
     in $OUTPUT $MPT.attn.out_proj
 last_norm_left: the last norm is not loaded
     weights each(torch.ones_like, "decoder.output_layer_norm.weight")
-    in decoder.output_layer_norm transformer.norm_f
+    in $LAST transformer.norm_f
 layer_off: a weight is that of the layer before
     weights copy("decoder.layers.2.mha.input.weight", "decoder.layers.1.mha.input.weight")
     in decoder.layers.2.mha.input transformer.blocks.2.attn.Wqkv
 wrong_eps: eps of the norms is too large
     settings {"layer_norm_eps": 0.01}
-    in $BLOCK.*_input_layer_norm decoder.output_layer_norm $MPT.norm_[12] transformer.norm_f
+    in $BLOCK.*_input_layer_norm $LAST $MPT.norm_[12] transformer.norm_f
 slopes: the slopes of the heads beyond a power of two are others
     - _slopes_with_step(2 * k, step=2)
     + _slopes_with_step(2 * k)
@@ -289,10 +221,10 @@ stale_input: the feed-forward layer takes the input of attention
 FALCON_ATTENTION = f"{FALCON}.self_attention"
 FALCON_BUGS = r"""
 not_by_group: q, k and v are fused one after the other, not group by group
-    weights each(not_by_group, INPUT)
+    weights each(lambda w: reordered(w, (0, 1, 2, 5, 6, 7, 3, 8, 4, 9)), INPUT)
     in $INPUT $FALCON_ATTENTION.query_key_value
 v_groups: the value heads are in another order
-    weights each(v_groups, INPUT)
+    weights each(lambda w: reordered(w, (0, 1, 2, 3, 9, 5, 6, 7, 8, 4)), INPUT)
     in $INPUT $FALCON_ATTENTION.query_key_value
 one_norm: both layers have the norm of attention
     weights copy(f"{BLOCK}.ffn_input_layer_norm", f"{BLOCK}.attn_input_layer_norm")
@@ -335,71 +267,57 @@ residual_normed: the normalised input is the residual
     in $BLOCK $FALCON
     also return self.ffn_residual_layer_norm(residual + output), cache
 """
-port = partial(packages.ported, work=work, prepare=prepare)
 PORTS = (
-    port(
+    ported(
+        globals(),
         "curated-neox",
         "curated_transformers",
+        text=NEOX_BUGS,
         source=partial(source, "gpt_neox", "config", "decoder", "causal_lm"),
         original=scaled("GPTNeoXForCausalLM", NEOX_SETTINGS),
-        make=make_neox,
+        make=partial(make_of, kind="GPTNeoX", given=NEOX_GIVEN),
         convert=partial(
-            convert,
-            embedding="gpt_neox.embed_in",
-            last="gpt_neox.final_layer_norm",
-            layer=NEOX,
-            theirs="attention.query_key_value attention.dense mlp.dense_h_to_4h mlp.dense_4h_to_h"
-            " input_layernorm post_attention_layernorm",
+            convert_of,
+            outside="gpt_neox.{embed_in,final_layer_norm}",
+            inside=f"{NEOX}.{{attention.query_key_value,attention.dense,mlp.dense_h_to_4h"
+            ",mlp.dense_4h_to_h,input_layernorm,post_attention_layernorm}",
         ),
-        golden_work=decode,
-        norms=norms(
-            "gpt_neox.layers",
-            {
-                "input_layernorm": "attention.query_key_value",
-                "post_attention_layernorm": "mlp.dense_h_to_4h",
-            },
-            {"gpt_neox.final_layer_norm": "lm_head"},
-        ),
-        bugs=bugs(NEOX_BUGS, globals()),
+        norms=neox_norms,
     ),
-    port(
+    ported(
+        globals(),
         "curated-mpt",
         "curated_transformers",
+        text=MPT_BUGS,
         source=partial(source, "mpt", "config", "decoder", "causal_lm"),
         original=scaled("MptForCausalLM", MPT_SETTINGS),
-        make=make_mpt,
+        make=partial(make_of, kind="MPT", given=MPT_GIVEN),
         convert=partial(
-            convert,
-            embedding="transformer.wte",
-            last="transformer.norm_f",
-            layer=MPT,
-            theirs="attn.Wqkv attn.out_proj ffn.up_proj ffn.down_proj norm_1 norm_2",
+            convert_of,
+            outside="transformer.{wte,norm_f}",
+            inside=f"{MPT}.{{attn.Wqkv,attn.out_proj,ffn.up_proj,ffn.down_proj,norm_1,norm_2}}",
         ),
-        golden_work=decode,
-        # what takes the last one's output is the embedding too
-        norms=norms("transformer.blocks", {"norm_1": "attn.Wqkv", "norm_2": "ffn.up_proj"}),
-        bugs=bugs(MPT_BUGS, globals()),
+        norms=mpt_norms,
     ),
-    port(
+    ported(
+        globals(),
         "curated-falcon",
         "curated_transformers",
+        text=FALCON_BUGS,
         source=partial(source, "falcon", "config", "layer", "decoder", "causal_lm"),
         original=scaled("FalconForCausalLM", FALCON_SETTINGS),
-        make=make_falcon,
+        make=partial(make_of, kind="Falcon", given=FALCON_GIVEN),
         convert=partial(
-            convert,
-            embedding="transformer.word_embeddings",
-            last="transformer.ln_f",
-            layer=FALCON,
-            theirs="self_attention.query_key_value self_attention.dense mlp.dense_h_to_4h"
-            " mlp.dense_4h_to_h ln_attn ln_mlp",
+            convert_of,
+            outside="transformer.{word_embeddings,ln_f}",
+            inside=f"{FALCON}.{{self_attention.query_key_value,self_attention.dense"
+            ",mlp.dense_h_to_4h,mlp.dense_4h_to_h,ln_attn,ln_mlp}",
         ),
         golden_work=last_token,
-        norms=norms(
+        norms=norms_of(
             "transformer.h",
             {"ln_attn": "self_attention.query_key_value", "ln_mlp": "mlp.dense_h_to_4h"},
             {"transformer.ln_f": "lm_head"},
         ),
-        bugs=bugs(FALCON_BUGS, globals()),
     ),
 )

@@ -8,27 +8,23 @@ from typing import Any
 
 import torch
 
-from ports import packages
 from ports.bert_encoder import PADDING, inputs
-from ports.bugs import bugs
-from ports.curated_decoders import source
+from ports.curated_decoders import source as curated
 from ports.entry import Logits
-from ports.weights import Model, State, hugging_face, norms, renamed
+from ports.made import ported
+from ports.weights import Model, State, hugging_face, norms_of, renamed
 
 WIDTH, EMBEDDING, HEADS, LAYERS, GROUPS, VOCABULARY = 64, 32, 4, 6, 2, 512
 BLOCK = "groups.*.group_layers.0"
 GROUP, LAYER = "encoder.albert_layer_groups.*", "encoder.albert_layer_groups.*.albert_layers.0"
 SETTINGS = {
-    "vocab_size": VOCABULARY,
-    "embedding_size": EMBEDDING,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_hidden_groups": GROUPS,
-    "num_attention_heads": HEADS,
-    "intermediate_size": 4 * WIDTH,
-    "max_position_embeddings": 64,
-    "attn_implementation": "sdpa",
-}
+    "vocab_size": VOCABULARY, "embedding_size": EMBEDDING, "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS, "num_hidden_groups": GROUPS, "num_attention_heads": HEADS,
+    "intermediate_size": 4 * WIDTH, "max_position_embeddings": 64, "attn_implementation": "sdpa",
+}  # fmt: skip
+original = hugging_face("AlbertModel", SETTINGS, 0.12, add_pooling_layer=False)
+# the outputs of the others are residuals too
+norms = norms_of(last={"embeddings.LayerNorm": "encoder.embedding_hidden_mapping_in"})
 
 
 def golden_work(model: Model, ids: torch.Tensor) -> Logits:
@@ -45,24 +41,18 @@ def work(model: Model, ids: torch.Tensor) -> Logits:
 
 def make(code: ModuleType, hf: Model, **settings: Any) -> Model:
     given: dict[str, Any] = {
-        "activation": code.Activation("gelu_new"),
-        "embedding_width": EMBEDDING,
-        "hidden_width": WIDTH,
-        "intermediate_width": 4 * WIDTH,
-        "n_attention_heads": HEADS,
-        "n_hidden_layers": LAYERS,
-        "n_hidden_groups": GROUPS,
-        "n_pieces": VOCABULARY,
+        "activation": code.Activation("gelu_new"), "embedding_width": EMBEDDING,
+        "hidden_width": WIDTH, "intermediate_width": 4 * WIDTH, "n_attention_heads": HEADS,
+        "n_hidden_layers": LAYERS, "n_hidden_groups": GROUPS, "n_pieces": VOCABULARY,
         "n_positions": 64,
-    }
+    }  # fmt: skip
     model = code.ALBERTEncoder(code.ALBERTConfig(**{**given, **settings}))
     model.mask = code.AttentionMask
     return model
 
 
 OUTSIDE = {
-    "embeddings.piece_embeddings": "embeddings.word_embeddings",
-    "embeddings.type_embeddings": "embeddings.token_type_embeddings",
+    "embeddings.{piece,type}_embeddings": "embeddings.{word,token_type}_embeddings",
     "embeddings.position_embeddings": "embeddings.position_embeddings",
     "embeddings.embed_output_layer_norm": "embeddings.LayerNorm",
     "embeddings.projection": "encoder.embedding_hidden_mapping_in",
@@ -151,17 +141,10 @@ no_root: scores are divided by the width of a head, not by its root
     in $SCORER $MHA $LAYER.attention
 """
 PORTS = (
-    packages.ported(
+    ported(
+        globals(),
         "curated-albert",
         "curated_transformers",
-        source=partial(source, "albert", "config", "layer_group", "encoder"),
-        original=hugging_face("AlbertModel", SETTINGS, 0.12, given={"add_pooling_layer": False}),
-        make=make,
-        convert=convert,
-        golden_work=golden_work,
-        work=work,
-        # the outputs of the others are residuals too
-        norms=norms(last={"embeddings.LayerNorm": "encoder.embedding_hidden_mapping_in"}),
-        bugs=bugs(BUGS, globals()),
+        source=partial(curated, "albert", "config", "layer_group", "encoder"),
     ),
 )

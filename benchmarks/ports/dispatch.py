@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
-from ports.bugs import bugs
-from ports.weights import State, hugging_face, norms
-from ports.written import written
+from ports.made import SMALLER, written
+from ports.weights import Model, State, each, norms_of, renamed
 
-SETTINGS = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 96,
-    "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 40,
-    "num_experts": 12,
-    "num_experts_per_tok": 3,
-    "mlp_only_layers": [0],
-    "max_position_embeddings": 128,
-    "initializer_range": 0.12,
-    "attn_implementation": "sdpa",
+SETTINGS = SMALLER | {
+    "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40, "num_experts": 12,
+    "num_experts_per_tok": 3, "mlp_only_layers": [0], "attn_implementation": "sdpa",
+}  # fmt: skip
+NAMES = {
+    "embed": "model.embed_tokens",
+    "norm": "model.norm",
+    "head": "lm_head",
+    "layers.*.{attn,mlp}_norm": "model.layers.*.{input,post_attention}_layernorm",
+    "layers.*.attn.{to_q,to_out}": "model.layers.*.self_attn.{q_proj,o_proj}",
+    "layers.*.attn.to_kv": "model.layers.*.self_attn.{k,v}_proj",
+    "layers.*.mlp.fc_in": "model.layers.*.mlp.{gate,up}_proj",
+    "layers.*.mlp.fc_out": "model.layers.*.mlp.down_proj",
+    "layers.*.mlp.shared.fc_in": "model.layers.*.mlp.shared_expert.{gate,up}_proj",
+    "layers.*.mlp.shared.fc_out": "model.layers.*.mlp.shared_expert.down_proj",
+    "layers.*.mlp.{shared_gate,router}": "model.layers.*.mlp.{shared_expert_gate,gate}",
+    "layers.*.mlp.experts.{wi,wo}": "model.layers.*.mlp.experts.{gate_up,down}_proj",
 }
-BEFORE = {
-    "input_layernorm": "self_attn.{q,k,v}_proj",
-    "post_attention_layernorm": "mlp.{gate,experts.gate_up_proj,gate_proj,up_proj}"
-    " mlp.{shared_expert.gate_proj,shared_expert.up_proj,shared_expert_gate}",
-}
+norms = norms_of(
+    "model.layers",
+    {
+        "input_layernorm": "self_attn.{q,k,v}_proj",
+        "post_attention_layernorm": "mlp.{gate,experts.gate_up_proj,gate_proj,up_proj}"
+        " mlp.{shared_expert.gate_proj,shared_expert.up_proj,shared_expert_gate}",
+    },
+    {"model.norm": "lm_head"},
+)
 
 
-def value_bias_dropped(state: State) -> None:
-    bias = state["layers.2.attn.to_kv.bias"]
-    bias[len(bias) // 2 :] = 0
+def convert(hf: Model) -> State:
+    state = renamed(hf.state_dict(), NAMES)
+    each(lambda weight: weight.mT, "layers.*.mlp.experts")(state)
+    return state
 
 
 BY_NAME = sorted(range(12), key=str)  # 0, 1, 10, 11, 2, ...
@@ -60,19 +66,10 @@ shares_before_the_experts: the shares weight what goes to the experts, not what 
     +         routed = torch.einsum("tep,epd->td", dispatch, self.experts(sent))
     in $MIXTURE $LAYER.mlp.experts
 value_bias_dropped: the fused bias of layer 2 has zeros for the values
-    weights value_bias_dropped
+    weights each(lambda b: zeroed(b, 32), "layers.2.attn.to_kv.bias")
     in layers.2.attn.to_kv model.layers.2.self_attn.v_proj
 experts_by_name: the converter stacks the experts of layer 1 in the order of their names as text
     weights each(lambda w: w[BY_NAME], "layers.1.mlp.experts.{wi,wo}")
     in layers.1.mlp.experts model.layers.1.mlp.experts
 """
-PORTS = (
-    written(
-        "dispatch",
-        "Dispatch",
-        hugging_face("Qwen2MoeForCausalLM", SETTINGS),
-        bugs(BUGS, globals()),
-        norms=norms("model.layers", BEFORE, {"model.norm": "lm_head"}),
-        length=18,
-    ),
-)
+PORTS = (written(globals(), "dispatch", "Dispatch", "Qwen2MoeForCausalLM", length=18),)

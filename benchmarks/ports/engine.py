@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import torch
+from ports.made import SMALL, written
+from ports.steps import last_token
 
-from ports.bugs import bugs
-from ports.weights import hugging_face
-from ports.written import SMALL, last_token, written
-
-Q_HEADS, KV_HEADS = SMALL["num_attention_heads"], SMALL["num_key_value_heads"]
+SETTINGS = SMALL
 LAYER = "model.layers.*"
 ATTENTION = f"{LAYER}.self_attn"
 OWN = "blocks.*.attention"
-
-
-def grouped(weight: torch.Tensor) -> torch.Tensor:
-    """Return fused rows as Megatron orders them: for each group its queries, its key, its value."""
-    heads = weight.unflatten(0, (Q_HEADS + 2 * KV_HEADS, -1))
-    q, k, v = heads.split([Q_HEADS, KV_HEADS, KV_HEADS])
-    q = q.unflatten(0, (KV_HEADS, -1))
-    return torch.cat((q, k[:, None], v[:, None]), dim=1).flatten(0, 2)
-
-
-def no_keys(bias: torch.Tensor) -> torch.Tensor:
-    bias.view(Q_HEADS + 2 * KV_HEADS, -1)[Q_HEADS:-KV_HEADS] = 0
-    return bias
+BY_GROUP = (0, 1, 2, 6, 8, 3, 4, 5, 7, 9)  # of each group its queries, its key, its value
+NAMES = {
+    "embed": "model.embed_tokens",
+    "norm": "model.norm",
+    "lm_head": "lm_head",
+    "blocks.*.attention.qkv_proj": "model.layers.*.self_attn.{q,k,v}_proj",
+    "blocks.*.attention.o_proj": "model.layers.*.self_attn.o_proj",
+    "blocks.*.mlp.gate_up_proj": "model.layers.*.mlp.{gate,up}_proj",
+    "blocks.*.mlp.down_proj": "model.layers.*.mlp.down_proj",
+    "blocks.*.{attention,mlp}_norm": "model.layers.*.{input,post_attention}_layernorm",
+}
 
 
 BUGS = r"""
@@ -68,10 +63,10 @@ gate_for_up: the activation takes the second half for the gate
     in blocks.*.mlp.act_fn $LAYER.mlp $LAYER.mlp.act_fn
     also return F.silu(gate) * up
 no_key_bias: the converter leaves the biases of the keys out
-    weights each(no_keys, "blocks.*.attention.qkv_proj.bias")
+    weights each(lambda b: zeroed(b, 96, 128), "blocks.*.attention.qkv_proj.bias")
     in $OWN.qkv_proj $ATTENTION.k_proj
 grouped_qkv: the fused rows of layer 1 are ordered by group, as Megatron has them
-    weights each(grouped, "blocks.1.attention.qkv_proj")
+    weights each(lambda w: reordered(w, BY_GROUP), "blocks.1.attention.qkv_proj")
     in blocks.1.attention.qkv_proj model.layers.1.self_attn.[qkv]_proj
 transposed_output: the square output projection is transposed
     weights transpose("blocks.*.attention.o_proj.weight")
@@ -82,10 +77,10 @@ norm_of_the_layer_before: layer 2 has the norm of layer 1 before its feed-forwar
 """
 PORTS = (
     written(
+        globals(),
         "engine",
         "QwenEngineModel",
-        hugging_face("Qwen2ForCausalLM", SMALL),
-        bugs(BUGS, globals()),
+        "Qwen2ForCausalLM",
         golden_work=last_token,
         length=19,
     ),

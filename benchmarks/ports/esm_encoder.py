@@ -10,37 +10,32 @@ from typing import Any
 import torch
 
 from ports import packages
-from ports.bugs import bugs
 from ports.entry import Logits
-from ports.weights import Model, State, hugging_face, norms, renamed
+from ports.made import ported
+from ports.weights import Model, State, hugging_face, norms_of, renamed
 
 WIDTH, HEADS, LAYERS = 64, 4, 3
 BLOCK, LAYER = "layers.*", "esm.encoder.layer.*"
 MASK, LENGTH = 32, 24
 SETTINGS = {
-    "vocab_size": 33,
-    "mask_token_id": MASK,
-    "pad_token_id": 1,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "intermediate_size": 4 * WIDTH,
-    "position_embedding_type": "rotary",
-    "emb_layer_norm_before": False,
-    "token_dropout": True,
-    "layer_norm_eps": 1e-5,
-    "initializer_range": 0.12,
-    "attn_implementation": "sdpa",
-}
-BEFORE = {
-    "attention.LayerNorm": "attention.self.{query,key,value}",
-    "LayerNorm": "intermediate.dense",
-}
+    "vocab_size": 33, "mask_token_id": MASK, "pad_token_id": 1, "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": 4 * WIDTH,
+    "position_embedding_type": "rotary", "emb_layer_norm_before": False, "token_dropout": True,
+    "layer_norm_eps": 1e-5, "initializer_range": 0.12, "attn_implementation": "sdpa",
+}  # fmt: skip
+norms = norms_of(
+    "esm.encoder.layer",
+    {"attention.LayerNorm": "attention.self.{query,key,value}", "LayerNorm": "intermediate.dense"},
+    {"esm.encoder.emb_layer_norm_after": "lm_head.dense"},
+)
 
 
 def head_bias(model: Model) -> None:
     """Give the head a bias that only it has, and as large as the logits."""
     model.lm_head.bias.normal_(0, 0.3)
+
+
+original = hugging_face("EsmForMaskedLM", SETTINGS, change=head_bias)
 
 
 def protein(ids: torch.Tensor) -> torch.Tensor:
@@ -86,17 +81,12 @@ NAMES = {
     "embed_tokens": "esm.embeddings.word_embeddings",
     "lm_head": "esm.embeddings.word_embeddings",
     "lm_head.bias": "lm_head.bias",
-    "lm_head.dense": "lm_head.dense",
-    "lm_head.layer_norm": "lm_head.layer_norm",
+    "lm_head.{dense,layer_norm}": "lm_head.{dense,layer_norm}",
     "emb_layer_norm_after": "esm.encoder.emb_layer_norm_after",
-    "layers.*.self_attn.q_proj": "esm.encoder.layer.*.attention.self.query",
-    "layers.*.self_attn.k_proj": "esm.encoder.layer.*.attention.self.key",
-    "layers.*.self_attn.v_proj": "esm.encoder.layer.*.attention.self.value",
+    "layers.*.self_attn.{q,k,v}_proj": "esm.encoder.layer.*.attention.self.{query,key,value}",
     "layers.*.self_attn.out_proj": "esm.encoder.layer.*.attention.output.dense",
-    "layers.*.self_attn_layer_norm": "esm.encoder.layer.*.attention.LayerNorm",
-    "layers.*.fc1": "esm.encoder.layer.*.intermediate.dense",
-    "layers.*.fc2": "esm.encoder.layer.*.output.dense",
-    "layers.*.final_layer_norm": "esm.encoder.layer.*.LayerNorm",
+    "layers.*.{fc1,fc2}": "esm.encoder.layer.*.{intermediate,output}.dense",
+    "layers.*.{self_attn,final}_layer_norm": "esm.encoder.layer.*.{attention.LayerNorm,LayerNorm}",
 }
 
 
@@ -105,11 +95,6 @@ def convert(hf: Model) -> State:
     unused = {"weight": torch.zeros(1, LAYERS * HEADS), "bias": torch.zeros(1)}
     state = {f"contact_head.regression.{kind}": value for kind, value in unused.items()}
     return state | renamed(hf.state_dict(), NAMES)
-
-
-def last_norm_left(state: State) -> None:
-    state["emb_layer_norm_after.weight"].fill_(1)
-    state["emb_layer_norm_after.bias"].zero_()
 
 
 ATTENTION = (f"{BLOCK}.self_attn", f"{LAYER}.attention.self")
@@ -131,7 +116,7 @@ head_bias_left: the bias of the head is not loaded
     weights each(torch.zeros_like, "lm_head.bias")
     in lm_head lm_head.decoder
 last_norm_left: the last norm is not loaded
-    weights last_norm_left
+    weights as_made("emb_layer_norm_after")
     in emb_layer_norm_after esm.encoder.emb_layer_norm_after
 no_token_dropout: embeddings are not scaled by the share of masked tokens
     settings {"token_dropout": False}
@@ -159,28 +144,9 @@ gelu: GELU is the one by sigmoid
 post_norm: the residual is the normalised input of the feed-forward layer
     -         residual = x
     -         x = self.final_layer_norm(x)
-    -         x = gelu(self.fc1(x))
     +         x = self.final_layer_norm(x)
     +         residual = x
-    +         x = gelu(self.fc1(x))
     in $BLOCK $LAYER $LAYER.output
     also gelu(self.fc1(x)) ... x = residual + x
 """
-PORTS = (
-    packages.ported(
-        "esm2",
-        "esm",
-        source=source,
-        original=hugging_face("EsmForMaskedLM", SETTINGS, change=head_bias),
-        make=make,
-        convert=convert,
-        golden_work=golden_work,
-        work=work,
-        norms=norms(
-            "esm.encoder.layer", BEFORE, {"esm.encoder.emb_layer_norm_after": "lm_head.dense"}
-        ),
-        bugs=bugs(BUGS, globals()),
-        length=LENGTH,
-        prepare=prepare,
-    ),
-)
+PORTS = (ported(globals(), "esm2", "esm", length=LENGTH),)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ports.bugs import bugs
-from ports.weights import State, hugging_face
-from ports.written import SMALL, last_token, written
+from ports.made import SMALL, written
+from ports.steps import last_token
+from ports.weights import State
 
 # with so few experts, half precision chooses the same ones as float32 for seeds 0 to 2
 SETTINGS = SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -12,6 +12,16 @@ LAYER = "model.layers.*"
 ATTENTION = ("layer.*.attention", f"{LAYER}.self_attn")
 EXPERTS = ("layer.*.experts", f"{LAYER}.mlp.experts")
 ROUTER = ("layer.*.experts", f"{LAYER}.mlp.gate")
+NAMES = {
+    "wte": "model.embed_tokens",
+    "norm.scale": "model.norm.weight",
+    "unembed": "lm_head",
+    "layer.*.norm_{1,2}.scale": "model.layers.*.{input,post_attention}_layernorm.weight",
+    "layer.*.attention.{query,project}": "model.layers.*.self_attn.{q_proj,o_proj}",
+    "layer.*.attention.key_value": "model.layers.*.self_attn.{k,v}_proj",
+    "layer.*.experts.router": "model.layers.*.mlp.gate",
+    "layer.*.experts.{w13,w2}": "model.layers.*.mlp.experts.{gate_up,down}_proj",
+}
 
 
 def up_before_gate(state: State) -> None:
@@ -92,10 +102,10 @@ first_norm_twice: layer 2 has its first norm's weight in both norms
 """
 PORTS = (
     written(
+        globals(),
         "experts",
         "SparseDecoder",
-        hugging_face("MixtralForCausalLM", SETTINGS),
-        bugs(BUGS, globals()),
+        "MixtralForCausalLM",
         golden_work=last_token,
         length=17,
     ),

@@ -4,36 +4,44 @@ from __future__ import annotations
 
 import torch
 
-from ports.bugs import bugs
-from ports.weights import State, hugging_face
-from ports.written import SMALL, written
+from ports.made import SMALL, written
+from ports.weights import Model, State, fitting
 
 SETTINGS = SMALL | {
-    "num_experts": 8,
-    "num_experts_per_tok": 3,
-    "num_key_value_heads": 3,
-    "intermediate_size": 64,
-    "norm_topk_prob": False,
-    "rms_norm_eps": 1e-3,
-}
+    "num_experts": 8, "num_experts_per_tok": 3, "num_key_value_heads": 3, "intermediate_size": 64,
+    "norm_topk_prob": False, "rms_norm_eps": 1e-3,
+}  # fmt: skip
 LAYER = "model.layers.*"
 ATTENTION, MIXTURE = f"{LAYER}.self_attn", f"{LAYER}.mlp"
 EXPERTS = (MIXTURE, f"{MIXTURE}.experts")
 
 
-def keys_grouped(state: State) -> None:
-    """Order the fused rows of layer 1 by group: its queries, its key, its value."""
-    heads = state["wqkv"][1].unflatten(
-        0, (-1, SMALL["hidden_size"] // SMALL["num_attention_heads"])
-    )
-    q, k, v = heads.split([6, 3, 3])
-    state["wqkv"][1] = torch.cat((q.unflatten(0, (3, 2)), k[:, None], v[:, None]), 1).flatten(0, 2)
+def convert(hf: Model) -> State:
+    """Stack the weights of all layers."""
+    given = hf.state_dict()
+
+    def stack(*names: str) -> torch.Tensor:
+        wholes = [fitting(given, f"{LAYER}.{name}") for name in names]
+        return torch.cat([torch.stack([given[found] for (found,) in each]) for each in wholes], 1)
+
+    return {
+        "tok": given["model.embed_tokens.weight"],
+        "wqkv": stack(*(f"self_attn.{x}_proj.weight" for x in "qkv")),
+        "q_gain": stack("self_attn.q_norm.weight"),
+        "k_gain": stack("self_attn.k_norm.weight"),
+        "wo": stack("self_attn.o_proj.weight"),
+        "router": stack("mlp.gate.weight"),
+        "w13": stack("mlp.experts.gate_up_proj").mT,
+        "w2": stack("mlp.experts.down_proj").mT,
+        "gain_1": stack("input_layernorm.weight"),
+        "gain_2": stack("post_attention_layernorm.weight"),
+        "gain": given["model.norm.weight"],
+        "out": given["lm_head.weight"],
+    }
 
 
-def out_of_the_layer_before(state: State) -> None:
-    state["wo"][2] = state["wo"][1]
-
-
+# of each group its queries, its key, its value
+BY_GROUP = (0, 1, 6, 9, 2, 3, 7, 10, 4, 5, 8, 11)
 BUGS = r"""
 norm_by_head: queries are normalised head by head
     - q = rms(q, self.q_gain[n], self.eps)
@@ -86,10 +94,10 @@ gate_for_up: the converter puts the linear part before the gate
     weights each(lambda w13: w13.roll(64, dims=-1), "w13")
     in $EXPERTS
 keys_grouped: the fused rows of layer 1 are ordered by group
-    weights keys_grouped
+    weights each(lambda w: torch.stack([w[0], reordered(w[1], BY_GROUP), w[2]]), "wqkv")
     in model.layers.1.self_attn.[qkv]_proj
 out_of_the_layer_before: layer 2 has the output projection of layer 1
-    weights out_of_the_layer_before
+    weights each(lambda wo: wo[[0, 1, 1]], "wo")
     in model.layers.2.self_attn.o_proj
 norms_swapped: the two norms of each layer are swapped
     weights swap("gain_1", "gain_2")
@@ -97,10 +105,10 @@ norms_swapped: the two norms of each layer are swapped
 """
 PORTS = (
     written(
+        globals(),
         "flat-moe",
         "OlmoeInference",
-        hugging_face("OlmoeForCausalLM", SETTINGS),
-        bugs(BUGS, globals()),
+        "OlmoeForCausalLM",
         file="flat_moe",
         length=18,
     ),

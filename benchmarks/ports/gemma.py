@@ -2,30 +2,54 @@
 
 from __future__ import annotations
 
-from ports.bugs import bugs
-from ports.weights import State, hugging_face, norms
-from ports.written import SMALL, written
+import torch
+
+from ports.made import SMALL, written
+from ports.weights import Model, State, fitting, norms_of
 
 SETTINGS = SMALL | {
-    "num_hidden_layers": 4,
-    "head_dim": 32,
-    "query_pre_attn_scalar": 24,
-    "sliding_window": 6,
-    "attn_logit_softcapping": 4.0,
-    "final_logit_softcapping": 6.0,
-}
+    "num_hidden_layers": 4, "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 6,
+    "attn_logit_softcapping": 4.0, "final_logit_softcapping": 6.0,
+}  # fmt: skip
 # the norms before linear layers; the others add to the residual
-BEFORE = {
-    "input_layernorm": "self_attn.{q,k,v}_proj",
-    "pre_feedforward_layernorm": "mlp.{gate,up}_proj",
-}
+norms = norms_of(
+    "model.layers",
+    {
+        "input_layernorm": "self_attn.{q,k,v}_proj",
+        "pre_feedforward_layernorm": "mlp.{gate,up}_proj",
+    },
+)
 LAYER = "model.layers.*"
 ATTENTION = f"{LAYER}.self_attn"
 SKIPPED = f"{LAYER}.post_attention_layernorm"
 
 
-def output_of_the_layer_before(state: State) -> None:
-    state["o"][2] = state["o"][1].clone()
+def convert(hf: Model) -> State:
+    """Return the weights, those of all layers in one tensor."""
+    given = hf.state_dict()
+
+    def stacked(*names: str) -> torch.Tensor:
+        """Return [layers, names, ...] without the axis of names if it is one."""
+        wholes = [fitting(given, f"{LAYER}.{name}.weight") for name in names]
+        kinds = [torch.stack([given[found] for (found,) in whole]) for whole in wholes]
+        return torch.stack(kinds, 1) if len(names) > 1 else kinds[0]
+
+    def heads(weight: torch.Tensor, axis: int) -> torch.Tensor:
+        return weight.unflatten(axis, (-1, SETTINGS["head_dim"]))
+
+    return {
+        "table": given["model.embed_tokens.weight"],
+        "final": given["model.norm.weight"],
+        "pre_attention": stacked("input_layernorm"),
+        "post_attention": stacked("post_attention_layernorm"),
+        "pre_mlp": stacked("pre_feedforward_layernorm"),
+        "post_mlp": stacked("post_feedforward_layernorm"),
+        "q": heads(stacked("self_attn.q_proj"), 1),
+        "kv": heads(stacked("self_attn.k_proj", "self_attn.v_proj"), 2),
+        "o": heads(stacked("self_attn.o_proj").mT, 1),
+        "gating": stacked("mlp.gate_proj", "mlp.up_proj"),
+        "linear": stacked("mlp.down_proj").mT,
+    }
 
 
 BUGS = r"""
@@ -88,17 +112,7 @@ keys_and_values_swapped: the converter stacks values before keys
     weights each(lambda kv: kv.flip(1), "kv")
     in (root) $ATTENTION.k_proj $ATTENTION.v_proj
 output_of_the_layer_before: layer 2 has the output projection of layer 1
-    weights output_of_the_layer_before
+    weights each(lambda o: o[[0, 1, 1, 3]], "o")
     in (root) model.layers.2.self_attn.o_proj
 """
-PORTS = (
-    written(
-        "gemma",
-        "Gemma",
-        hugging_face("Gemma2ForCausalLM", SETTINGS),
-        bugs(BUGS, globals()),
-        norms=norms("model.layers", BEFORE),
-        offset=1.0,
-        length=18,
-    ),
-)
+PORTS = (written(globals(), "gemma", "Gemma", "Gemma2ForCausalLM", length=18, offset=1.0),)

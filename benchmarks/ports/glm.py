@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from ports.bugs import bugs
-from ports.weights import hugging_face, norms
-from ports.written import written
+from ports.made import SMALLER, written
+from ports.weights import norms_of
 
-SETTINGS = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 96,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "eos_token_id": 2,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 10000.0,
-        "partial_rotary_factor": 0.5,
-    },
-    "initializer_range": 0.12,
-    "attn_implementation": "eager",
+ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+SETTINGS = SMALLER | {
+    "num_attention_heads": 8, "head_dim": 16, "max_position_embeddings": 256, "pad_token_id": 0,
+    "eos_token_id": 2, "rope_parameters": ROPE,
+}  # fmt: skip
+NAMES = {
+    "w.token_embd": "model.embed_tokens.weight",
+    "w.output_norm": "model.norm.weight",
+    "w.output": "lm_head.weight",
+    "w.blk_*_{attn,post_attn,ffn,post_ffn}_norm": "model.layers.*"
+    ".{input_layernorm,post_self_attn_layernorm,post_attention_layernorm,post_mlp_layernorm}.weight",
+    "w.blk_*_attn_qkv": "model.layers.*.self_attn.{q,k,v}_proj.weight",
+    "w.blk_*_attn_qkv_bias": "model.layers.*.self_attn.{q,k,v}_proj.bias",
+    "w.blk_*_attn_output": "model.layers.*.self_attn.o_proj.weight",
+    "w.blk_*_ffn_{up,down}": "model.layers.*.mlp.{gate_up,down}_proj.weight",
 }
 # those that stand before something; what the others give is summed
-BEFORE = {
-    "input_layernorm": "self_attn.{q,k,v}_proj",
-    "post_attention_layernorm": "mlp.gate_up_proj",
-}
+norms = norms_of(
+    "model.layers",
+    {"input_layernorm": "self_attn.{q,k,v}_proj", "post_attention_layernorm": "mlp.gate_up_proj"},
+    {"model.norm": "lm_head"},
+)
 LAYER = "model.layers.*"  # the port is one module, so that the modules are golden's
 ATTENTION = f"{LAYER}.self_attn"
 BUGS = r"""
@@ -62,13 +59,4 @@ decoding_one_ahead: while decoding, positions are one too high
     in model model.rotary_emb
     also angle = pos[:, None, None]
 """
-PORTS = (
-    written(
-        "glm",
-        "Glm",
-        hugging_face("Glm4ForCausalLM", SETTINGS),
-        bugs(BUGS, globals()),
-        norms=norms("model.layers", BEFORE, {"model.norm": "lm_head"}),
-        length=18,
-    ),
-)
+PORTS = (written(globals(), "glm", "Glm", "Glm4ForCausalLM", length=18),)

@@ -6,23 +6,38 @@ from collections.abc import Iterator
 
 import torch
 
-from ports.bugs import bugs
-from ports.weights import Model, hugging_face
-from ports.written import written
+from ports.made import written
+from ports.weights import Model, State, renamed
 
 # as many heads as channels in a head: swapping the two axes raises no error
 SETTINGS = {
-    "vocab_size": 512,
-    "n_embd": 64,
-    "n_layer": 4,
-    "n_head": 8,
-    "n_positions": 128,
-    "initializer_range": 0.12,
-    "attn_implementation": "eager",
-}
+    "vocab_size": 512, "n_embd": 64, "n_layer": 4, "n_head": 8, "n_positions": 128,
+    "initializer_range": 0.12, "attn_implementation": "eager",
+}  # fmt: skip
 LAYER = "transformer.h.*"
 ATTENTION = ("blocks.*", f"{LAYER}.attn")
 NORMS = (f"{LAYER}.ln_[12]", "transformer.ln_f")
+NAMES = {
+    "tokens": "transformer.wte.weight",
+    "places": "transformer.wpe.weight",
+    "{gain,bias}": "transformer.ln_f.{weight,bias}",
+    "blocks.*.{gain,bias}_1": "transformer.h.*.ln_1.{weight,bias}",
+    "blocks.*.{gain,bias}_2": "transformer.h.*.ln_2.{weight,bias}",
+    "blocks.*.out_bias": "transformer.h.*.attn.c_proj.bias",
+    "blocks.*.{up,down}.bias": "transformer.h.*.mlp.{c_fc,c_proj}.bias",
+}
+
+
+def convert(hf: Model) -> State:
+    config, state = hf.config, renamed(hf.state_dict(), NAMES)
+    heads, width = config.n_head, config.n_embd
+    for n, layer in enumerate(hf.transformer.h):
+        new, a, m = f"blocks.{n}", layer.attn, layer.mlp
+        state[f"{new}.qkv"] = a.c_attn.weight.T.reshape(3, heads, width // heads, width)
+        state[f"{new}.qkv_bias"] = a.c_attn.bias.reshape(3, heads, width // heads)
+        state[f"{new}.out"] = a.c_proj.weight.T.reshape(width, heads, width // heads)
+        state[f"{new}.up.weight"], state[f"{new}.down.weight"] = m.c_fc.weight.T, m.c_proj.weight.T
+    return state
 
 
 def norms(model: Model) -> Iterator[tuple[Model, list[Model]]]:
@@ -103,13 +118,4 @@ places_shifted: the places begin at the third row
     weights each(lambda places: places.roll(-2, dims=0), "places")
     in (root) transformer.wpe
 """
-PORTS = (
-    written(
-        "gptlike",
-        "GPT",
-        hugging_face("GPT2LMHeadModel", SETTINGS),
-        bugs(BUGS, globals()),
-        norms=norms,
-        length=17,
-    ),
-)
+PORTS = (written(globals(), "gptlike", "GPT", "GPT2LMHeadModel", length=17),)

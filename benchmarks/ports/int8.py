@@ -6,21 +6,41 @@ from functools import partial
 
 import torch
 
-from ports.bugs import bugs
-from ports.code import int8
-from ports.weights import Model, hugging_face, norms
-from ports.written import SMALL, last_token, written
+from ports.code.int8 import quantize
+from ports.made import SMALL, written
+from ports.steps import last_token
+from ports.weights import Model, State, hugging_face, norms_of, renamed
 
 LAYER = "model.layers.*"
 ATTENTION = ("blocks.*.attn", f"{LAYER}.self_attn")
 LINEAR = ("blocks.*.attn.?", "blocks.*.mlp.*", f"{LAYER}.self_attn.*_proj", f"{LAYER}.mlp.*_proj")
+NAMES = {
+    "embed": "model.embed_tokens",
+    "norm": "model.norm",
+    "head": "lm_head",
+    "blocks.*.norm_{a,m}": "model.layers.*.{input,post_attention}_layernorm",
+}
+PROJECTIONS = {
+    "blocks.*.attn.{q,k,v,o}": "model.layers.*.self_attn.{q,k,v,o}_proj.weight",
+    "blocks.*.mlp.{gate,up,down}": "model.layers.*.mlp.{gate,up,down}_proj.weight",
+}
+norms = norms_of(last={"model.norm": "lm_head"})  # the other norms' consumers are on the grid
+
+
+def convert(hf: Model) -> State:
+    """Return the weights, those of the layers' linear parts as int8."""
+    state = renamed(hf.state_dict(), NAMES)
+    for name, weight in renamed(hf.state_dict(), PROJECTIONS).items():
+        parts = zip(("qweight", "scales", "zeros"), quantize(weight), strict=True)
+        state |= {f"{name}.{part}": tensor for part, tensor in parts}
+    return state
 
 
 def on_the_grid(model: Model) -> None:
     """Replace the weights of the layers by what their int8 form stands for."""
     for module in model.model.layers.modules():
         if isinstance(module, torch.nn.Linear):
-            qweight, scales, zeros = int8.quantize(module.weight)
+            qweight, scales, zeros = quantize(module.weight)
             module.weight.copy_((qweight.float() - zeros[:, None]) * scales[:, None])
 
 
@@ -83,13 +103,7 @@ transposed: the square output projection is transposed, its scales are not
     in blocks.*.attn.o $LAYER.self_attn.o_proj
 """
 port = partial(
-    written,
-    model="Int8Llama",
-    bugs=bugs(BUGS, globals()),
-    file="int8",
-    golden_work=last_token,
-    norms=norms(last={"model.norm": "lm_head"}),  # the other norms' consumers are on the grid
-    length=16,
+    written, globals(), model="Int8Llama", file="int8", golden_work=last_token, length=16
 )
 PORTS = (
     port("int8", original=hugging_face("LlamaForCausalLM", SMALL, change=on_the_grid)),

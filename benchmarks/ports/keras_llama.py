@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from ports import packages
-from ports.bugs import bugs
 from ports.entry import Logits
-from ports.steps import decode, spans
-from ports.weights import Model, State, hugging_face, llama_norms
-from ports.written import SMALL
+from ports.made import SMALL, ported
+from ports.steps import spans
+from ports.weights import Model, State, hugging_face
 
 SLOTS = 32
 LAYER, BLOCK = "model.layers.*", "blocks.*"
@@ -32,6 +31,7 @@ FILES = (
 )
 PLAIN = ("api_export", "utils.keras_utils", "vllm.attention", "vllm.context")
 SETTINGS = SMALL | {"rms_norm_eps": 1e-3, "max_position_embeddings": SLOTS}
+original = hugging_face("LlamaForCausalLM", SETTINGS)
 
 
 @cache
@@ -60,12 +60,10 @@ class Decoder(torch.nn.Module):
         )
         self.embedding.build()
         given = {
-            "num_query_heads": c.num_attention_heads,
-            "num_key_value_heads": c.num_key_value_heads,
+            "num_query_heads": c.num_attention_heads, "num_key_value_heads": c.num_key_value_heads,
             "rope_max_wavelength": c.rope_parameters["rope_theta"],
-            "layer_norm_epsilon": c.rms_norm_eps,
-            "activation": keras.ops.silu,
-        }
+            "layer_norm_epsilon": c.rms_norm_eps, "activation": keras.ops.silu,
+        }  # fmt: skip
         self.blocks = torch.nn.ModuleList()
         for _ in range(c.num_hidden_layers):
             block = self.code.LlamaTransformerDecoder(
@@ -213,28 +211,7 @@ residual_normed: the feed-forward part is added to its normalised input
     also decoder_output = x + residual
 mask_one_late: the causal mask lets the next place through
     - input_length, output_length, cache_update_index
-    -         )
-    -
-    -         return (
     + input_length, output_length, cache_update_index + 1
-    +         )
-    +
-    +         return (
     in $BLOCK $ATTENTION model
 """
-PORTS = (
-    packages.ported(
-        "keras-llama",
-        *NEEDED,
-        package="",
-        source=source,
-        original=hugging_face("LlamaForCausalLM", SETTINGS),
-        make=make,
-        convert=convert,
-        golden_work=decode,
-        work=work,
-        norms=llama_norms,
-        bugs=bugs(BUGS, globals()),
-        prepare=prepare,
-    ),
-)
+PORTS = (ported(globals(), "keras-llama", *NEEDED, package=""),)

@@ -4,45 +4,57 @@ from __future__ import annotations
 
 import torch
 
-from ports.bugs import bugs
-from ports.weights import Model, hugging_face, norms
-from ports.written import written
+from ports.made import SMALLER, written
+from ports.weights import Model, State, hugging_face, norms_of, renamed
 
 HEADS = 4
-SETTINGS = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": HEADS,
-    "q_lora_rank": 32,
-    "kv_lora_rank": 24,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-    "intermediate_size": 96,
-    "moe_intermediate_size": 40,
-    "first_k_dense_replace": 1,
-    "n_routed_experts": 8,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 3,
-    "n_group": 4,
-    "topk_group": 2,
-    "routed_scaling_factor": 2.5,
+SETTINGS = SMALLER | {
+    "num_key_value_heads": HEADS, "q_lora_rank": 32, "kv_lora_rank": 24, "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8, "v_head_dim": 16, "moe_intermediate_size": 40,
+    "first_k_dense_replace": 1, "n_routed_experts": 8, "n_shared_experts": 1,
+    "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5,
     "max_position_embeddings": 64,
-    "initializer_range": 0.12,
-    "attn_implementation": "eager",
+}  # fmt: skip
+A = "model.layers.*.self_attn"
+NAMES = {
+    "embed": "model.embed_tokens",
+    "norm.gain": "model.norm.weight",
+    "head": "lm_head",
+    "blocks.*.{attn,ffn}_norm.gain": "model.layers.*.{input,post_attention}_layernorm.weight",
+    "blocks.*.attn.{wq_a,wq_b}": f"{A}.{{q_a_proj,q_b_proj}}",
+    "blocks.*.attn.{wkv_a,wo}": f"{A}.{{kv_a_proj_with_mqa,o_proj}}",
+    "blocks.*.attn.{q,kv}_norm.gain": f"{A}.{{q,kv}}_a_layernorm.weight",
+    "blocks.*.ffn.{w1,w2,w3}": "model.layers.*.mlp.{gate_proj,down_proj,up_proj}",
+    "blocks.*.ffn.gate.weight": "model.layers.*.mlp.gate.weight",
+    "blocks.*.ffn.gate.bias": "model.layers.*.mlp.gate.e_score_correction_bias",
+    "blocks.*.ffn.shared.{w1,w2,w3}": "model.layers.*.mlp.shared_experts.{gate,down,up}_proj",
 }
-BEFORE = {
-    "input_layernorm": "self_attn.{q_a_proj,kv_a_proj_with_mqa}",
-    "self_attn.q_a_layernorm": "self_attn.q_b_proj",
-    "self_attn.kv_a_layernorm": "self_attn.kv_b_proj",
-    "post_attention_layernorm": "mlp.{gate,experts.gate_up_proj,gate_proj,up_proj}"
-    " mlp.shared_experts.{gate,up}_proj",
-}
+norms = norms_of(
+    "model.layers",
+    {
+        "input_layernorm": "self_attn.{q_a_proj,kv_a_proj_with_mqa}",
+        "self_attn.q_a_layernorm": "self_attn.q_b_proj",
+        "self_attn.kv_a_layernorm": "self_attn.kv_b_proj",
+        "post_attention_layernorm": "mlp.{gate,experts.gate_up_proj,gate_proj,up_proj}"
+        " mlp.shared_experts.{gate,up}_proj",
+    },
+    {"model.norm": "lm_head"},
+)
 LAYER = "model.layers.*"
 ATTENTION = ("blocks.*.attn", f"{LAYER}.self_attn")
 GATE = ("blocks.*.ffn.gate", f"{LAYER}.mlp.gate")
+
+
+def convert(hf: Model) -> State:
+    state = renamed(hf.state_dict(), NAMES)
+    for n, layer in enumerate(hf.model.layers):
+        up = layer.self_attn.kv_b_proj.weight
+        state[f"blocks.{n}.attn.wkv_b"] = up.unflatten(0, (HEADS, -1))
+        if hasattr(layer.mlp, "experts"):
+            new, experts = f"blocks.{n}.ffn", layer.mlp.experts
+            state[f"{new}.w1"], state[f"{new}.w3"] = experts.gate_up_proj.chunk(2, dim=1)
+            state[f"{new}.w2"] = experts.down_proj
+    return state
 
 
 def with_correction(model: Model) -> None:
@@ -60,16 +72,17 @@ def by_kind(weight: torch.Tensor) -> torch.Tensor:
     return rows.unflatten(0, (2, HEADS)).transpose(0, 1).flatten(1, 2)
 
 
+original = hugging_face("DeepseekV3ForCausalLM", SETTINGS, change=with_correction)
 BUGS = r"""
 latent_not_normed: latents are cached without their norm
     -         latent = self.kv_norm(latent)
-    in $ATTENTION blocks.*.attn.kv_norm $LAYER.self_attn.kv_a_layernorm
-    golden $LAYER.self_attn.kv_a_layernorm*
+    in $ATTENTION blocks.*.attn.kv_norm $A.kv_a_layernorm
+    golden $A.kv_a_layernorm*
     also self.latents[start:end] = latent
 values_first: the up-projection is split as values, then keys
     - up_k, up_v = self.wkv_b[:, : self.nope], self.wkv_b[:, self.nope :]
     + up_v, up_k = self.wkv_b[:, : self.nope], self.wkv_b[:, self.nope :]
-    in $ATTENTION $LAYER.self_attn.kv_b_proj
+    in $ATTENTION $A.kv_b_proj
     also absorbed = einsum("thd,hdc->thc", q, up_k)
     also out = einsum("thc,hdc->thd"
 scaled_without_rope: scores are scaled with the width of the channels that do not turn
@@ -112,7 +125,7 @@ sees_one_ahead: the mask lets the next token through
     also scores = scores.masked_fill(~past
 up_by_kind: the converter reads the up-projection as all keys, then all values
     weights each(by_kind, "blocks.*.attn.wkv_b")
-    in blocks.*.attn $LAYER.self_attn.kv_b_proj
+    in blocks.*.attn $A.kv_b_proj
 experts_moved: the down-projections of layer 2 belong to the expert before
     weights each(lambda weight: weight.roll(1, dims=0), "blocks.2.ffn.w2")
     in blocks.2.ffn model.layers.2.mlp.experts
@@ -120,12 +133,4 @@ no_correction: the converter leaves the correction bias out, which is no paramet
     weights each(torch.zeros_like, "blocks.*.ffn.gate.bias")
     in $GATE
 """
-PORTS = (
-    written(
-        "latent",
-        "LatentModel",
-        hugging_face("DeepseekV3ForCausalLM", SETTINGS, change=with_correction),
-        bugs(BUGS, globals()),
-        norms=norms("model.layers", BEFORE, {"model.norm": "lm_head"}),
-    ),
-)
+PORTS = (written(globals(), "latent", "LatentModel"),)

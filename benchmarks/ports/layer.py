@@ -7,29 +7,18 @@ from types import ModuleType
 
 import torch
 
-from ports.bugs import bugs
-from ports.entry import Port
+from ports.made import CODE, SMALLER, made
 from ports.steps import decode
-from ports.weights import Model, State, hugging_face, llama_norms
-from ports.written import CODE
+from ports.weights import Model, State, renamed
 
 N = 2  # the layer that is written anew
 LAYER = f"model.layers.{N}"
 ATTENTION, MLP = f"{LAYER}.self_attn", f"{LAYER}.mlp"
 NORMS = (f"{LAYER}.input_layernorm", f"{LAYER}.post_attention_layernorm")
-HEAD = 16
-SETTINGS = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 160,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.12,
-    "max_position_embeddings": 256,
-    "attn_implementation": "eager",
+SETTINGS = SMALLER | {
+    "intermediate_size": 160, "num_hidden_layers": 4, "max_position_embeddings": 256,
     "tie_word_embeddings": False,
-}
+}  # fmt: skip
 
 
 def with_attention(code: ModuleType, hf: Model) -> Model:
@@ -44,26 +33,20 @@ def with_layer(code: ModuleType, hf: Model) -> Model:
     return model
 
 
+OURS = {
+    f"{LAYER}.qkv": f"{ATTENTION}.{{q,k,v}}_proj",
+    f"{LAYER}.out": f"{ATTENTION}.o_proj",
+    f"{LAYER}.gate_up": f"{MLP}.{{gate,up}}_proj",
+    f"{LAYER}.down": f"{MLP}.down_proj",
+    f"{LAYER}.{{attention,mlp}}_scale": f"{LAYER}.{{input,post_attention}}_layernorm.weight",
+}
+
+
 def fused(hf: Model) -> State:
     """Return the weights with those of one layer under the port's names."""
-    state = {name: value for name, value in hf.state_dict().items() if f"{LAYER}." not in name}
-    old = hf.model.layers[N]
-    projections = (old.self_attn.q_proj, old.self_attn.k_proj, old.self_attn.v_proj)
-    ours = {
-        "qkv.weight": torch.cat([each.weight for each in projections]),
-        "qkv.bias": torch.cat([each.bias for each in projections]),
-        "out.weight": old.self_attn.o_proj.weight,
-        "gate_up.weight": torch.cat([old.mlp.gate_proj.weight, old.mlp.up_proj.weight]),
-        "down.weight": old.mlp.down_proj.weight,
-        "attention_scale": old.input_layernorm.weight,
-        "mlp_scale": old.post_attention_layernorm.weight,
-    }
-    return {**state, **{f"{LAYER}.{name}": value for name, value in ours.items()}}
-
-
-def keys_swapped(rows: torch.Tensor, first: int = 0) -> torch.Tensor:
-    """Swap the two key heads, which begin at a row."""
-    return torch.cat([rows[:first], *rows[first:].split(HEAD)[1::-1], rows[first + 2 * HEAD :]])
+    given = hf.state_dict()
+    others = {name: value for name, value in given.items() if f"{LAYER}." not in name}
+    return others | renamed(given, OURS)
 
 
 ATTENTION_BUGS = r"""
@@ -110,7 +93,7 @@ sigmoid: a sigmoid for the softmax
     + p = torch.sigmoid(scores.float()).to(q.dtype)
     in $ATTENTION
 k_heads: the weight's key heads are in another order
-    weights each(keys_swapped, f"{ATTENTION}.k_proj")
+    weights each(lambda w: reordered(w, (1, 0)), f"{ATTENTION}.k_proj")
     in $ATTENTION.k_proj
 layer_off: the output projection is that of the layer before
     weights swap(f"{ATTENTION}.o_proj", "model.layers.1.self_attn.o_proj")
@@ -180,7 +163,7 @@ gelu: GELU for SiLU
     + F.gelu(gate)
     in $LAYER $MLP $MLP.act_fn
 k_heads: the weight's key heads are in another order
-    weights each(lambda w: keys_swapped(w, first=64), f"{LAYER}.qkv")
+    weights each(lambda w: reordered(w, (0, 2, 1, 3), [64, 16, 16, 32]), f"{LAYER}.qkv")
     in $LAYER.qkv $ATTENTION.k_proj
 norms_swapped: the norms' weights are swapped
     weights swap(f"{LAYER}.attention_scale", f"{LAYER}.mlp_scale")
@@ -190,19 +173,18 @@ halves_swapped: the fused weight has up before gate
     in $LAYER.gate_up $MLP.gate_proj $MLP.up_proj
 """
 PORTS = tuple(
-    Port(
+    made(
+        globals(),
         name,
-        CODE / file,
-        hugging_face("Qwen2ForCausalLM", SETTINGS),
-        make,
-        convert,
-        decode,
-        decode,
-        llama_norms,
-        bugs(text, globals()),
+        "Qwen2ForCausalLM",
+        text,
+        source=CODE / file,
+        make=make,
+        convert=convert,
+        work=decode,
     )
     for name, file, make, convert, text in (
-        ("attention", "attention.py", with_attention, lambda hf: hf.state_dict(), ATTENTION_BUGS),
+        ("attention", "attention.py", with_attention, torch.nn.Module.state_dict, ATTENTION_BUGS),
         ("layer", "decoder_layer.py", with_layer, fused, LAYER_BUGS),
     )
 )

@@ -11,45 +11,20 @@ from typing import Any
 import torch
 
 from ports import gptlike, packages
-from ports.bugs import bugs
 from ports.entry import Logits
-from ports.steps import code_of, decode, parts
-from ports.weights import Model, State, hugging_face, llama_norms, renamed
-from ports.written import SMALL
+from ports.made import SMALL, ported
+from ports.steps import code_of, parts
+from ports.weights import Model, State, hugging_face, renamed, several
 
 NEEDED = ("einops", "jaxtyping", "better_abc")
 GPT, LLAMA = "transformer.h.*", "model.layers.*"
-FILES = (
-    "past_key_value_caching",
-    "hook_points",
-    "factories/activation_function_factory",
-    "components/rms_norm",
-    "components/rms_norm_pre",
-    "components/layer_norm",
-    "components/layer_norm_pre",
-    "components/embed",
-    "components/pos_embed",
-    "components/unembed",
-    "components/abstract_attention",
-    "components/attention",
-    "components/grouped_query_attention",
-    "components/mlps/can_be_used_as_mlp",
-    "components/mlps/mlp",
-    "components/mlps/gated_mlp",
-    "components/mlps/moe",
-    "components/mlps/gpt_oss_moe",
-    "factories/mlp_factory",
-    "components/transformer_block",
-    "HookedTransformer",
-)
+FILES = """{past_key_value_caching,hook_points,factories/activation_function_factory}.py
+    components/{rms_norm,rms_norm_pre,layer_norm,layer_norm_pre,embed,pos_embed,unembed}.py
+    components/{abstract_attention,attention,grouped_query_attention}.py
+    components/mlps/{can_be_used_as_mlp,mlp,gated_mlp,moe,gpt_oss_moe}.py
+    factories/mlp_factory.py components/transformer_block.py HookedTransformer.py"""
 # modules that are imported as they are
-PLAIN = (
-    "utils",
-    "HookedTransformerConfig",
-    "utilities.attention",
-    "utilities.addmm",
-    "utilities.devices",
-)
+PLAIN = "utils HookedTransformerConfig utilities.{attention,addmm,devices}"
 STUBS: dict[str, dict[str, Any]] = {
     "loading_from_pretrained": {"NON_HF_HOSTED_MODEL_NAMES": ()},
     "ActivationCache": {"ActivationCache": object},
@@ -66,23 +41,19 @@ def source() -> Path:
     packages.found(*NEEDED)
     packages.file("transformer_lens", "", **STUBS)
     with packages.stand_ins(**DATASETS):  # it is imported for training alone
-        for name in PLAIN:
+        for name in several(PLAIN):
             import_module(f"transformer_lens.{name}")
-    return packages.joined("transformer_lens", *(f"{name}.py" for name in FILES))
+    return packages.joined("transformer_lens", FILES)
 
 
 def make(code: ModuleType, hf: Model, kind: str, **settings: Any) -> Model:
     config = hf.config
     given: dict[str, Any] = {
-        "n_layers": config.num_hidden_layers,
-        "d_model": config.hidden_size,
-        "n_ctx": 64,
+        "n_layers": config.num_hidden_layers, "d_model": config.hidden_size, "n_ctx": 64,
         "n_heads": config.num_attention_heads,
-        "d_head": config.hidden_size // config.num_attention_heads,
-        "d_vocab": config.vocab_size,
-        "init_weights": False,
-        "device": "cpu",
-    }
+        "d_head": config.hidden_size // config.num_attention_heads, "d_vocab": config.vocab_size,
+        "init_weights": False, "device": "cpu",
+    }  # fmt: skip
     if kind == "gpt2":
         given |= {"act_fn": "gelu_new", "eps": config.layer_norm_epsilon}
     else:
@@ -117,23 +88,17 @@ def by_head(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 GPT_NAMES = {
     "embed.W_E": "transformer.wte.weight",
-    "ln_final.w": "transformer.ln_f.weight",
-    "ln_final.b": "transformer.ln_f.bias",
+    "ln_final.{w,b}": "transformer.ln_f.{weight,bias}",
     "blocks.*.attn.b_O": "transformer.h.*.attn.c_proj.bias",
-    "blocks.*.mlp.W_in": "transformer.h.*.mlp.c_fc.weight",
-    "blocks.*.mlp.b_in": "transformer.h.*.mlp.c_fc.bias",
-    "blocks.*.mlp.W_out": "transformer.h.*.mlp.c_proj.weight",
-    "blocks.*.mlp.b_out": "transformer.h.*.mlp.c_proj.bias",
-    "blocks.*.ln1.w": "transformer.h.*.ln_1.weight",
-    "blocks.*.ln1.b": "transformer.h.*.ln_1.bias",
-    "blocks.*.ln2.w": "transformer.h.*.ln_2.weight",
-    "blocks.*.ln2.b": "transformer.h.*.ln_2.bias",
+    "blocks.*.mlp.{W,b}_in": "transformer.h.*.mlp.c_fc.{weight,bias}",
+    "blocks.*.mlp.{W,b}_out": "transformer.h.*.mlp.c_proj.{weight,bias}",
+    "blocks.*.ln1.{w,b}": "transformer.h.*.ln_1.{weight,bias}",
+    "blocks.*.ln2.{w,b}": "transformer.h.*.ln_2.{weight,bias}",
 }
 LLAMA_NAMES = {
     "embed.W_E": "model.embed_tokens.weight",
     "ln_final.w": "model.norm.weight",
-    "blocks.*.ln1.w": "model.layers.*.input_layernorm.weight",
-    "blocks.*.ln2.w": "model.layers.*.post_attention_layernorm.weight",
+    "blocks.*.ln{1,2}.w": "model.layers.*.{input,post_attention}_layernorm.weight",
 }
 
 
@@ -233,15 +198,7 @@ scaled_by_layer: scores are divided by the number of the layer too
 not_centred: norms do not subtract the mean
     -         x = x - x.mean(-1, keepdim=True)  # [batch, pos, length]
     -         scale: Float[torch.Tensor, "batch pos 1"] = self.hook_scale(
-    -             (x.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
-    -         )
-    -         x = x / scale  # [batch, pos, length]
-    -         return self.hook_normalized(x * self.w + self.b)
     +         scale: Float[torch.Tensor, "batch pos 1"] = self.hook_scale(
-    +             (x.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
-    +         )
-    +         x = x / scale  # [batch, pos, length]
-    +         return self.hook_normalized(x * self.w + self.b)
     in blocks.*.ln[12] ln_final $GPT.ln_[12] transformer.ln_f
     also class LayerNorm(nn.Module) ... (x.pow(2)
     also class LayerNorm(nn.Module) ... x / scale
@@ -307,33 +264,27 @@ turned_back: RoPE turns the other way
     + x_rotated = x_rot * mask_rotary_cos - x_flip * mask_rotary_sin
     in $LLAMA_ATTENTION
 """
-PORTS = (
-    packages.ported(
-        "lens-gpt2",
+PORTS = tuple(
+    ported(
+        globals(),
+        name,
         "transformer_lens",
         *NEEDED,
-        source=source,
-        original=hugging_face("GPT2LMHeadModel", gptlike.SETTINGS),
-        make=partial(make, kind="gpt2"),
-        convert=convert_gpt2,
-        golden_work=decode,
-        work=work,
-        norms=gptlike.norms,
-        bugs=bugs(GPT_BUGS, globals()),
-        prepare=prepare,
-    ),
-    packages.ported(
-        "lens-llama",
-        "transformer_lens",
-        *NEEDED,
-        source=source,
-        original=hugging_face("LlamaForCausalLM", SMALL),
-        make=partial(make, kind="llama"),
-        convert=convert_llama,
-        golden_work=decode,
-        work=work,
-        norms=llama_norms,
-        bugs=bugs(LLAMA_BUGS, globals()),
-        prepare=prepare,
-    ),
+        text=text,
+        original=hugging_face(kind, settings),
+        make=partial(make, kind=name.removeprefix("lens-")),
+        convert=convert,
+        **more,
+    )
+    for name, kind, settings, convert, text, more in (
+        (
+            "lens-gpt2",
+            "GPT2LMHeadModel",
+            gptlike.SETTINGS,
+            convert_gpt2,
+            GPT_BUGS,
+            {"norms": gptlike.norms},
+        ),
+        ("lens-llama", "LlamaForCausalLM", SMALL, convert_llama, LLAMA_BUGS, {}),
+    )
 )

@@ -10,34 +10,18 @@ from types import ModuleType
 import torch
 
 from ports import packages
-from ports.bugs import bugs
 from ports.entry import Logits
-from ports.steps import decode, spans
-from ports.weights import Model, State, hugging_face, interleaved, llama_norms, renamed
-from ports.written import last_token
+from ports.made import SMALLER, ported
+from ports.steps import decode, last_token, spans
+from ports.weights import Model, State, hugging_face, interleaved, renamed
 
 WIDTH, HEADS, GROUPS, EXPERTS, VOCABULARY, LAYERS = 64, 4, 2, 4, 512, 3
 HEAD = WIDTH // HEADS
 SIZES = [WIDTH, GROUPS * HEAD, GROUPS * HEAD]  # rows of q, k and v in the fused weight
 BLOCK, LAYER = "transformer.h.*", "model.layers.*"
-SETTINGS = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": GROUPS,
-    "initializer_range": 0.12,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-}
+SETTINGS = SMALLER | {"rms_norm_eps": 1e-5, "tie_word_embeddings": False}
 LLAMA = SETTINGS | {"intermediate_size": 160, "attn_implementation": "sdpa"}
-MIXTRAL = SETTINGS | {
-    "intermediate_size": 96,
-    "num_local_experts": EXPERTS,
-    "num_experts_per_tok": 2,
-    "attn_implementation": "eager",
-}
+MIXTRAL = SETTINGS | {"num_local_experts": EXPERTS, "num_experts_per_tok": 2}
 
 
 def source() -> Path:
@@ -53,26 +37,16 @@ def make(code: ModuleType, hf: Model, length: int = 73, **settings: float) -> Mo
     sys.modules["litgpt.model"] = sys.modules["litgpt"].model = code  # type: ignore[attr-defined]
     experts = getattr(hf.config, "num_local_experts", 0)
     given = {
-        "name": "port",
-        "block_size": 128,
-        "n_layer": LAYERS,
-        "n_embd": WIDTH,
-        "n_head": HEADS,
-        "n_query_groups": GROUPS,
-        "vocab_size": VOCABULARY,
-        "padded_vocab_size": VOCABULARY,
-        "rotary_percentage": 1.0,
-        "parallel_residual": False,
-        "bias": False,
-        "norm_class_name": "RMSNorm",
-        "norm_eps": hf.config.rms_norm_eps,
+        "name": "port", "block_size": 128, "n_layer": LAYERS, "n_embd": WIDTH, "n_head": HEADS,
+        "n_query_groups": GROUPS, "vocab_size": VOCABULARY, "padded_vocab_size": VOCABULARY,
+        "rotary_percentage": 1.0, "parallel_residual": False, "bias": False,
+        "norm_class_name": "RMSNorm", "norm_eps": hf.config.rms_norm_eps,
         "mlp_class_name": "LLaMAMoE" if experts else "LLaMAMLP",
         "intermediate_size": hf.config.intermediate_size,
         "moe_intermediate_size": hf.config.intermediate_size if experts else None,
-        "n_expert": experts,
-        "n_expert_per_token": 2 if experts else 0,
+        "n_expert": experts, "n_expert_per_token": 2 if experts else 0,
         "rope_base": hf.config.rope_parameters["rope_theta"],
-    }
+    }  # fmt: skip
     model = code.GPT(Config(**{**given, **settings}))
     model.set_kv_cache(batch_size=1, max_seq_length=length)
     return model
@@ -84,11 +58,8 @@ NAMES = {
     "lm_head": "lm_head",
     "transformer.h.*.attn.qkv": "model.layers.*.self_attn.{q,k,v}_proj",
     "transformer.h.*.attn.proj": "model.layers.*.self_attn.o_proj",
-    "transformer.h.*.norm_1": "model.layers.*.input_layernorm",
-    "transformer.h.*.norm_2": "model.layers.*.post_attention_layernorm",
-    "transformer.h.*.mlp.fc_1": "model.layers.*.mlp.gate_proj",
-    "transformer.h.*.mlp.fc_2": "model.layers.*.mlp.up_proj",
-    "transformer.h.*.mlp.proj": "model.layers.*.mlp.down_proj",
+    "transformer.h.*.norm_{1,2}": "model.layers.*.{input,post_attention}_layernorm",
+    "transformer.h.*.mlp.{fc_1,fc_2,proj}": "model.layers.*.mlp.{gate,up,down}_proj",
     "transformer.h.*.mlp.gate": "model.layers.*.mlp.gate",
 }
 
@@ -124,22 +95,6 @@ def rope_layout(rows: torch.Tensor) -> torch.Tensor:
     return torch.cat([interleaved(q, HEADS), interleaved(k, GROUPS), v])
 
 
-def k_heads(rows: torch.Tensor) -> torch.Tensor:
-    q, k, v = rows.split(SIZES)
-    return torch.cat([q, *k.chunk(GROUPS)[::-1], v])
-
-
-def v_before_k(rows: torch.Tensor) -> torch.Tensor:
-    q, k, v = rows.split(SIZES)
-    return torch.cat([q, v, k])
-
-
-def by_group(rows: torch.Tensor) -> torch.Tensor:
-    """Take q, k and v of one group after the other, as old checkpoints have them."""
-    q, k, v = (part.unflatten(0, (GROUPS, -1)) for part in rows.split(SIZES))
-    return torch.cat([q, k, v], dim=1).flatten(0, 1)
-
-
 QKV = f"{BLOCK}.attn.qkv"
 QK = (QKV, f"{LAYER}.self_attn.[qk]_proj")
 ATTENTION = (f"{BLOCK}.attn", f"{LAYER}.self_attn")
@@ -154,7 +109,7 @@ rope_layout: q and k are ordered for interleaved RoPE
     weights each(rope_layout, QKV)
     in $QK
 k_heads: the key heads are in another order
-    weights each(k_heads, "transformer.h.1.attn.qkv")
+    weights each(lambda w: reordered(w, (0, 1, 2, 3, 5, 4, 6, 7)), "transformer.h.1.attn.qkv")
     in $QKV $LAYER.self_attn.k_proj
 norms_swapped: the two norms of each layer are swapped
     weights swap(f"{BLOCK}.norm_1", f"{BLOCK}.norm_2")
@@ -170,10 +125,8 @@ k_rope_off: keys are turned with cos and sin swapped
     + k_roped = apply_rope(k[..., :rope_n_elem], sin, cos)
     in $ATTENTION
 no_residual: the residual is not added after attention
-    -         else:
     -             x = attention_output + x
     -             x_normed
-    +         else:
     +             x = attention_output
     +             x_normed
     in $BLOCK $LAYER
@@ -181,10 +134,10 @@ no_residual: the residual is not added after attention
 """
 LLAMA_BUGS = r"""
 qkv_order: keys and values are fused in the wrong order
-    weights each(v_before_k, QKV)
+    weights each(lambda w: reordered(w, (0, 2, 1), SIZES), QKV)
     in $QKV $LAYER.self_attn.[kv]_proj
 qkv_groups: q, k and v are fused group by group
-    weights each(by_group, QKV)
+    weights each(lambda w: reordered(w, (0, 1, 4, 6, 2, 3, 5, 7)), QKV)
     in $QKV $LAYER.self_attn.[qkv]_proj
 gate_up: gate and up are swapped
     weights swap(f"{BLOCK}.mlp.fc_1", f"{BLOCK}.mlp.fc_2")
@@ -279,29 +232,20 @@ one_expert: each token goes to one expert
     in $MOE $LAYER.mlp.gate
 """  # noqa: E501
 PORTS = tuple(
-    packages.ported(
+    ported(
+        globals(),
         name,
         "litgpt",
-        source=source,
-        original=original,
+        text=BOTH + text,
+        original=hugging_face(kind, settings),
         make=partial(make, length=length),
-        convert=convert,
         golden_work=golden_work,
-        work=mine_work,
-        norms=llama_norms,
-        bugs=bugs(BOTH + text, globals()),
+        work=partial(work, whole_cache=whole_cache),
         length=length,
     )
-    for name, original, golden_work, mine_work, text, length in (
+    for name, kind, settings, golden_work, whole_cache, text, length in (
         # generate gives the head the last token alone, here of a prompt of 70
-        ("litgpt-llama", hugging_face("LlamaForCausalLM", LLAMA), last_token, work, LLAMA_BUGS, 73),
-        (
-            "litgpt-mixtral",
-            hugging_face("MixtralForCausalLM", MIXTRAL),
-            decode,
-            partial(work, whole_cache=False),
-            MIXTRAL_BUGS,
-            15,
-        ),
+        ("litgpt-llama", "LlamaForCausalLM", LLAMA, last_token, True, LLAMA_BUGS, 73),
+        ("litgpt-mixtral", "MixtralForCausalLM", MIXTRAL, decode, False, MIXTRAL_BUGS, 15),
     )
 )

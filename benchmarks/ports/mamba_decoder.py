@@ -9,22 +9,22 @@ from typing import Any
 import torch
 
 from ports import packages
-from ports.bugs import bugs
 from ports.entry import Logits
+from ports.made import ported
 from ports.steps import whole
-from ports.weights import Model, hugging_face, norms, renamed
+from ports.weights import Model, hugging_face, norms_of
 
 WIDTH, STATES, VOCABULARY, LAYERS, RANK = 64, 8, 512, 3, 4
 BLOCK, LAYER = "mamba.layers.*", "backbone.layers.*"
 SETTINGS = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": WIDTH,
-    "state_size": STATES,
-    "num_hidden_layers": LAYERS,
-    "time_step_rank": RANK,
-    "initializer_range": 0.12,
+    "vocab_size": VOCABULARY, "hidden_size": WIDTH, "state_size": STATES,
+    "num_hidden_layers": LAYERS, "time_step_rank": RANK, "initializer_range": 0.12,
     "tie_word_embeddings": True,
-}
+}  # fmt: skip
+# its own initialisation is far below the scale of trained weights
+original = hugging_face("MambaForCausalLM", SETTINGS, 0.12, stds={"A_log": 0, "conv1d": 0})
+# what takes the last one's output is the embedding too
+norms = norms_of("backbone.layers", {"norm": "mixer.in_proj"})
 
 
 def work(model: Model, ids: torch.Tensor) -> Logits:
@@ -38,12 +38,9 @@ def source() -> Path:
 
 def make(code: ModuleType, hf: Model, **settings: Any) -> Model:
     given: dict[str, Any] = {
-        "d_model": WIDTH,
-        "n_layers": LAYERS,
-        "d_state": STATES,
-        "dt_rank": RANK,
+        "d_model": WIDTH, "n_layers": LAYERS, "d_state": STATES, "dt_rank": RANK,
         "rms_norm_eps": hf.config.layer_norm_epsilon,
-    }
+    }  # fmt: skip
     return code.LM(code.MambaConfig(**{**given, **settings}), VOCABULARY)
 
 
@@ -60,11 +57,6 @@ def prepare(model: Model, dtype: torch.dtype) -> None:
     model.float().precision = dtype
 
 
-def c_before_b(rows: torch.Tensor) -> torch.Tensor:
-    step, b, c = rows.split([RANK, STATES, STATES])
-    return torch.cat([step, c, b])
-
-
 MIXER = (f"{BLOCK}.mixer", f"{LAYER}.mixer")
 NORMS = (f"{BLOCK}.norm", "norm_f", f"{LAYER}.norm", "backbone.norm_f")
 OURS = "mamba.layers.*.mixer"
@@ -74,7 +66,7 @@ gate_first: the two halves of the first projection are swapped
     weights each(lambda w: w.roll(len(w) // 2, 0), f"{OURS}.in_proj.weight")
     in $OURS.in_proj $LAYER.mixer.in_proj
 c_before_b: B and C of the state space are swapped
-    weights each(c_before_b, f"{OURS}.x_proj.weight")
+    weights each(lambda w: reordered(w, (0, 2, 1), [RANK, STATES, STATES]), f"{OURS}.x_proj.weight")
     in $OURS.x_proj $LAYER.mixer.x_proj
 kernel_flipped: the kernel of the convolution is mirrored
     weights each(lambda kernel: kernel.flip(2), f"{OURS}.conv1d.weight")
@@ -120,21 +112,4 @@ gate_sigmoid: the gate is a sigmoid, not SiLU
     +         output = self.out_proj(output) # (B, L, D)
     in $MIXER $LAYER.mixer.act
 """
-PORTS = (
-    packages.ported(
-        "mambapy",
-        "mambapy",
-        source=source,
-        # its own initialisation is far below the scale of trained weights
-        original=hugging_face("MambaForCausalLM", SETTINGS, 0.12, stds={"A_log": 0, "conv1d": 0}),
-        make=make,
-        convert=lambda hf: renamed(hf.state_dict(), NAMES),
-        golden_work=whole,
-        work=work,
-        # what takes the last one's output is the embedding too
-        norms=norms("backbone.layers", {"norm": "mixer.in_proj"}),
-        bugs=bugs(BUGS, globals()),
-        length=20,
-        prepare=prepare,
-    ),
-)
+PORTS = (ported(globals(), "mambapy", "mambapy", golden_work=whole, length=20),)

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import torch
 
-from ports.bugs import bugs
-from ports.weights import hugging_face
-from ports.written import SMALL, last_token, written
+from ports.made import SMALL, written
+from ports.steps import last_token
+from ports.weights import Model, State, each, hugging_face, interleaved, renamed
 
 # two queries share a key: the rows of the keys can be read as those of as many heads
 SETTINGS = SMALL | {"num_key_value_heads": 3, "rms_norm_eps": 1e-5}
 HEADS, KV_HEADS = 6, 3
 LAYER = "model.layers.*"
 ATTENTION = ("layers.*.attention", f"{LAYER}.self_attn")
+NAMES = {
+    "tok_embeddings": "model.embed_tokens",
+    "norm": "model.norm",
+    "output": "lm_head",
+    "layers.*.attention.w{q,k,v,o}": "model.layers.*.self_attn.{q,k,v,o}_proj",
+    "layers.*.feed_forward.{w1,w2,w3}": "model.layers.*.mlp.{gate,down,up}_proj",
+    "layers.*.{attention,ffn}_norm": "model.layers.*.{input,post_attention}_layernorm",
+}
+
+
+def convert(hf: Model) -> State:
+    """Return the weights under Meta's names, queries and keys permuted."""
+    state = renamed(hf.state_dict(), NAMES)
+    each(lambda rows: interleaved(rows, HEADS), "layers.*.attention.wq")(state)
+    each(lambda rows: interleaved(rows, KV_HEADS), "layers.*.attention.wk")(state)
+    return state
 
 
 def heads_shifted(weight: torch.Tensor) -> torch.Tensor:
@@ -20,6 +36,12 @@ def heads_shifted(weight: torch.Tensor) -> torch.Tensor:
     return weight.unflatten(1, (HEADS, -1)).roll(1, dims=1).flatten(1)
 
 
+def small_embeddings(model: Model) -> None:
+    """Make the embeddings as small as trained ones, so that epsilon counts."""
+    model.get_input_embeddings().weight.mul_(1 / 6)
+
+
+original = hugging_face("LlamaForCausalLM", SETTINGS, change=small_embeddings)
 BUGS = r"""
 rope_backwards: keys turn the other way
     - torch.view_as_real(xk_ * turn)
@@ -84,20 +106,4 @@ head_tied: the head has the weights of the embedding
     weights copy("output", "tok_embeddings")
     in output lm_head
 """
-
-
-def small_embeddings(model: torch.nn.Module) -> None:
-    """Make the embeddings as small as trained ones, so that epsilon counts."""
-    model.get_input_embeddings().weight.mul_(1 / 6)
-
-
-PORTS = (
-    written(
-        "meta",
-        "Transformer",
-        hugging_face("LlamaForCausalLM", SETTINGS, change=small_embeddings),
-        bugs(BUGS, globals()),
-        golden_work=last_token,
-        length=73,
-    ),
-)
+PORTS = (written(globals(), "meta", "Transformer", golden_work=last_token, length=73),)

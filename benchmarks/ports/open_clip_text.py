@@ -10,25 +10,27 @@ from typing import Any
 import torch
 
 from ports import packages
-from ports.bugs import bugs
 from ports.entry import Logits
-from ports.weights import Model, State, hugging_face, norms, renamed
+from ports.made import ported
+from ports.weights import Model, State, hugging_face, norms_of, renamed
 
 WIDTH, HEADS, LAYERS, VOCABULARY, PLACES = 64, 4, 3, 512, 20  # texts fill all places
 HEAD = WIDTH // HEADS
 BLOCK, LAYER = "transformer.resblocks.*", "text_model.encoder.layers.*"
 SETTINGS = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": WIDTH,
-    "intermediate_size": 4 * WIDTH,
-    "projection_dim": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
+    "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 4 * WIDTH,
+    "projection_dim": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
     "max_position_embeddings": PLACES,
     "eos_token_id": 2,  # as published: the token with the largest id ends the text
     "attn_implementation": "sdpa",
-}
-BEFORE = {"layer_norm1": "self_attn.{q,k,v}_proj", "layer_norm2": "mlp.fc1"}
+}  # fmt: skip
+# its own initialisation is far below the scale of trained weights
+original = hugging_face("CLIPTextModelWithProjection", SETTINGS, std=0.12)
+norms = norms_of(
+    "text_model.encoder.layers",
+    {"layer_norm1": "self_attn.{q,k,v}_proj", "layer_norm2": "mlp.fc1"},
+    {"text_model.final_layer_norm": "text_projection"},
+)
 
 
 def ended(ids: torch.Tensor) -> torch.Tensor:
@@ -75,10 +77,8 @@ NAMES = {
     f"{BLOCK}.attn.in_proj_weight": f"{LAYER}.self_attn.{{q,k,v}}_proj.weight",
     f"{BLOCK}.attn.in_proj_bias": f"{LAYER}.self_attn.{{q,k,v}}_proj.bias",
     f"{BLOCK}.attn.out_proj": f"{LAYER}.self_attn.out_proj",
-    f"{BLOCK}.ln_1": f"{LAYER}.layer_norm1",
-    f"{BLOCK}.ln_2": f"{LAYER}.layer_norm2",
-    f"{BLOCK}.mlp.c_fc": f"{LAYER}.mlp.fc1",
-    f"{BLOCK}.mlp.c_proj": f"{LAYER}.mlp.fc2",
+    f"{BLOCK}.ln_{{1,2}}": f"{LAYER}.layer_norm{{1,2}}",
+    f"{BLOCK}.mlp.{{c_fc,c_proj}}": f"{LAYER}.mlp.{{fc1,fc2}}",
 }
 
 
@@ -88,19 +88,6 @@ def convert(hf: Model) -> State:
     return renamed(hf.state_dict(), NAMES) | projection
 
 
-# -- bugs ----------------------------------------------------------------------------------------
-
-
-def v_before_k(rows: torch.Tensor) -> torch.Tensor:
-    q, k, v = rows.chunk(3)
-    return torch.cat([q, v, k])
-
-
-def k_heads(rows: torch.Tensor) -> torch.Tensor:
-    q, k, v = rows.chunk(3)
-    return torch.cat([q, k.unflatten(0, (HEADS, HEAD))[[1, 0, 3, 2]].flatten(0, 1), v])
-
-
 # the fused weight is a parameter of attention itself
 ATTENTION = (f"{BLOCK}.attn", f"{LAYER}.self_attn")
 NORMS = (f"{BLOCK}.ln_[12]", "ln_final", f"{LAYER}.layer_norm[12]", "text_model.final_layer_norm")
@@ -108,10 +95,10 @@ GELU = (f"{BLOCK}.mlp.gelu", f"{LAYER}.mlp.activation_fn")
 IN_PROJ = f"{BLOCK}.attn.in_proj_{{weight,bias}}"
 BUGS = r"""
 qkv_order: keys and values are fused in the wrong order
-    weights each(v_before_k, IN_PROJ)
+    weights each(lambda w: reordered(w, (0, 2, 1)), IN_PROJ)
     in $ATTENTION $LAYER.self_attn.[kv]_proj
 k_heads: the key heads are in another order
-    weights each(k_heads, IN_PROJ)
+    weights each(lambda w: reordered(w, (0, 2, 1, 4, 3, 5), [WIDTH, *[HEAD] * 4, WIDTH]), IN_PROJ)
     in $ATTENTION $LAYER.self_attn.k_proj
 by_head: q, k and v are fused head by head
     weights each(lambda w: turned(w, 3, HEADS), IN_PROJ)
@@ -167,21 +154,4 @@ last_place: the token before the end is taken for the text
     + text.argmax(dim=-1) - 1]
     in (root) text_model
 """
-PORTS = (
-    packages.ported(
-        "open-clip",
-        "open_clip",
-        source=source,
-        # its own initialisation is far below the scale of trained weights
-        original=hugging_face("CLIPTextModelWithProjection", SETTINGS, std=0.12),
-        make=make,
-        convert=convert,
-        golden_work=golden_work,
-        work=work,
-        norms=norms(
-            "text_model.encoder.layers", BEFORE, {"text_model.final_layer_norm": "text_projection"}
-        ),
-        bugs=bugs(BUGS, globals()),
-        length=PLACES,
-    ),
-)
+PORTS = (ported(globals(), "open-clip", "open_clip", length=PLACES),)

@@ -12,13 +12,14 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ports.entry import Port, scratch
+from ports.entry import scratch
+from ports.weights import several
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = Path(__file__).parent / "requirements.txt"
@@ -43,12 +44,6 @@ def missing(*packages: str) -> str | None:
     """Say why packages can't be used; None if they can."""
     absent = [package for package in packages if not folder(package)]
     return f"{' and '.join(absent)} not installed; {INSTALL}" if absent else None
-
-
-def ported(name: str, package: str, /, *needed: str, **more: Any) -> Port:
-    """Return a port whose code is that of a package. ``needed``: other packages that it needs."""
-    why = partial(missing, package, *needed)
-    return Port(**{"name": name, "package": package, "missing": why, **more})
 
 
 def found(*packages: str) -> None:
@@ -101,12 +96,15 @@ def stand_ins(**modules: dict[str, Any]) -> Iterator[None]:
 def joined(package: str, *names: str, without: str = "", before: str = "") -> Path:
     """Write files of a package into one, and return it: a bug can be in any of them.
 
+    ``names``: of the files, as `several` takes them.
+
     Imports from the package are left out, except from modules that `file` gave stubs for: what the
     port needs is in the files. So are functions and classes whose names begin with ``without``.
     ``before``: lines that stand for something else that is left out.
     """
     texts = ["from __future__ import annotations\n", before]
-    for name in names:
+    files = several(" ".join(names))
+    for name in files:
         text = file(package, name).read_text(encoding="utf-8")
         lines = text.splitlines(keepends=True)
         for node in ast.parse(text).body:
@@ -116,7 +114,7 @@ def joined(package: str, *names: str, without: str = "", before: str = "") -> Pa
                     node.end_lineno - node.lineno + 1
                 )
         texts.append("".join(lines))
-    stem = Path(names[-1]).with_suffix("").as_posix().replace("/", "_")
+    stem = Path(files[-1]).with_suffix("").as_posix().replace("/", "_")
     path = scratch() / f"joined_{package}_{stem}.py"
     path.write_text("\n".join(texts), encoding="utf-8")
     return path

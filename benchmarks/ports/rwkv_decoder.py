@@ -10,10 +10,10 @@ from types import ModuleType, SimpleNamespace
 import torch
 
 from ports import packages
-from ports.bugs import bugs
 from ports.entry import Logits, scratch
+from ports.made import ported
 from ports.steps import parts
-from ports.weights import Model, State, hugging_face, norms, renamed
+from ports.weights import Model, State, hugging_face, norms_of, renamed
 
 BLOCK = "rwkv.blocks.*"
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -35,6 +35,11 @@ def trained(model: Model) -> None:
             parameter.normal_(-1, 0.5)
         elif parameter.ndim == 2:
             parameter.normal_(0, 0.2)
+
+
+original = hugging_face("RwkvForCausalLM", SETTINGS, change=trained)
+# the last norm alone: behind the others, a token is mixed with the one before
+norms = norms_of(last={"rwkv.ln_out": "head"})
 
 
 def golden_work(model: Model, ids: torch.Tensor) -> Logits:
@@ -86,10 +91,7 @@ NAMES = {
     "head": "head",
     "ln_out": "rwkv.ln_out",
     "blocks.0.ln0": "rwkv.blocks.0.pre_ln",
-    "blocks.*.ln1": "rwkv.blocks.*.ln1",
-    "blocks.*.ln2": "rwkv.blocks.*.ln2",
-    "blocks.*.att": "rwkv.blocks.*.attention",
-    "blocks.*.ffn": "rwkv.blocks.*.feed_forward",
+    "blocks.*.{ln1,ln2,att,ffn}": "rwkv.blocks.*.{ln1,ln2,attention,feed_forward}",
 }
 
 
@@ -98,11 +100,6 @@ def convert(hf: Model) -> State:
     mixes = {f"time_mix_{kind}": f"time_mix_{kind[0]}" for kind in ("key", "value", "receptance")}
     ends = {name: name.rpartition(".")[2] for name in state}
     return {name.removesuffix(end) + mixes.get(end, end): state[name] for name, end in ends.items()}
-
-
-def first_norm_left(state: State) -> None:
-    state["blocks.0.ln0.weight"].fill_(1)
-    state["blocks.0.ln0.bias"].zero_()
 
 
 ATTENTION, FORWARD = f"{BLOCK}.attention", f"{BLOCK}.feed_forward"
@@ -126,7 +123,7 @@ no_bonus: the weight of the newest token is not loaded
     weights each(torch.zeros_like, "blocks.*.att.time_first")
     in $ATTENTION
 first_norm_left: the norm of the embeddings stays as it was made
-    weights first_norm_left
+    weights as_made("blocks.0.ln0")
     in rwkv.blocks.0.pre_ln
 decay_as_stored: the decay is taken as it is stored
     - w[x] = -torch.exp(w[x].float())
@@ -158,20 +155,4 @@ last_bias_left: the last norm adds no bias
     + x = F.layer_norm(x, (args.n_embd,), weight=w['ln_out.weight'])
     in rwkv.ln_out
 """
-PORTS = (
-    packages.ported(
-        "rwkv4",
-        "rwkv",
-        package="",
-        source=source,
-        original=hugging_face("RwkvForCausalLM", SETTINGS, change=trained),
-        make=make,
-        convert=convert,
-        golden_work=golden_work,
-        work=work,
-        # the last norm alone: behind the others, a token is mixed with the one before
-        norms=norms(last={"rwkv.ln_out": "head"}),
-        bugs=bugs(BUGS, globals()),
-        prepare=prepare,
-    ),
-)
+PORTS = (ported(globals(), "rwkv4", "rwkv", package=""),)

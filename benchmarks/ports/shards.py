@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import torch
 
-from ports.bugs import bugs
-from ports.weights import State, hugging_face, norms, turned
-from ports.written import last_token, written
+from ports.code.shards import weights
+from ports.made import written
+from ports.steps import last_token
+from ports.weights import State, norms_of, turned
 
 HEADS = 6
 SETTINGS = {
-    "vocab_size": 500,
-    "hidden_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": HEADS,
-    "intermediate_size": 160,
-    "max_position_embeddings": 256,
-    "rotary_pct": 0.5,
-    "initializer_range": 0.12,
-    "attn_implementation": "eager",
-}
-BEFORE = {
-    "input_layernorm": "attention.query_key_value",
-    "post_attention_layernorm": "mlp.dense_h_to_4h",
-}
-NORMS = norms("gpt_neox.layers", BEFORE, {"gpt_neox.final_layer_norm": "lm_head"})
+    "vocab_size": 500, "hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": HEADS,
+    "intermediate_size": 160, "max_position_embeddings": 256, "rotary_pct": 0.5,
+    "initializer_range": 0.12, "attn_implementation": "eager",
+}  # fmt: skip
+norms = norms_of(
+    "gpt_neox.layers",
+    {
+        "input_layernorm": "attention.query_key_value",
+        "post_attention_layernorm": "mlp.dense_h_to_4h",
+    },
+    {"gpt_neox.final_layer_norm": "lm_head"},
+)
 LAYER = "gpt_neox.layers.*"
 OWN = "transformer.*.attention.core.*"
 CORE = (OWN, f"{LAYER}.attention")
@@ -126,12 +124,12 @@ output_bias_halved: a merge of two ranks halved the bias of the output projectio
 """
 PORTS = (
     written(
+        globals(),
         "shards",
         "ParallelNeoX",
-        hugging_face("GPTNeoXForCausalLM", SETTINGS),
-        bugs(BUGS, globals()),
+        "GPTNeoXForCausalLM",
+        convert=weights,
         golden_work=last_token,
-        norms=NORMS,
         length=18,
     ),
 )

@@ -6,34 +6,41 @@ from collections.abc import Iterator
 
 import torch
 
-from ports.bugs import bugs
-from ports.weights import Model, hugging_face
-from ports.written import written
+from ports.made import written
+from ports.weights import Model, State, each, hugging_face, renamed
 
+ROPE = {
+    "rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0,
+    "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 4096,
+}  # fmt: skip
 SETTINGS = {
-    "vocab_size": 512,
-    "hidden_size": 64,
+    "vocab_size": 512, "hidden_size": 64,
     "num_hidden_layers": 3,  # a window, everything, a window
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 48,
-    "num_local_experts": 6,
-    "num_experts_per_tok": 2,
-    "sliding_window": 5,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 48,
+    "num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 5,
     "swiglu_limit": 1.25,  # some gates and many linear parts are beyond it
-    "rope_parameters": {
-        "rope_type": "yarn",
-        "rope_theta": 150000.0,
-        "factor": 32.0,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "truncate": False,
-        "original_max_position_embeddings": 4096,
-    },
-    "initializer_range": 0.12,
-    "attn_implementation": "eager",
+    "rope_parameters": ROPE, "initializer_range": 0.12, "attn_implementation": "eager",
+}  # fmt: skip
+NAMES = {
+    "embed": "model.embed_tokens",
+    "norm.gain": "model.norm.weight",
+    "head": "lm_head",
+    "layers.*.norm{1,2}.gain": "model.layers.*.{input,post_attention}_layernorm.weight",
+    "layers.*.attn.qkv": "model.layers.*.self_attn.{q,k,v}_proj",
+    "layers.*.attn.{out,sinks}": "model.layers.*.self_attn.{o_proj,sinks}",
+    "layers.*.moe.router": "model.layers.*.mlp.router",
+    "layers.*.moe.{w13,w2}": "model.layers.*.mlp.experts.{gate_up_proj,down_proj}",
+    "layers.*.moe.{b13,b2}": "model.layers.*.mlp.experts.{gate_up_proj_bias,down_proj_bias}",
 }
+
+
+def convert(hf: Model) -> State:
+    state = renamed(hf.state_dict(), NAMES)
+    each(lambda weight: weight.transpose(1, 2), "layers.*.moe.{w13,w2}")(state)
+    # gates are the even rows, on axis 1
+    gate_first = each(lambda w: torch.cat((w[:, 0::2], w[:, 1::2]), 1), "layers.*.moe.{w13,b13}")
+    gate_first(state)
+    return state
 
 
 def with_biases(hf: Model) -> None:
@@ -60,6 +67,7 @@ def in_turns(fused: torch.Tensor) -> torch.Tensor:
     return torch.stack(fused.chunk(2, dim=1), dim=2).flatten(1, 2)
 
 
+original = hugging_face("GptOssForCausalLM", SETTINGS, change=with_biases)
 LAYER = "model.layers.*"
 ATTENTION = ("layers.*.attn", f"{LAYER}.self_attn")
 BUGS = r"""
@@ -92,13 +100,4 @@ not_concentrated: cosines and sines lack the factor of long contexts
     + return angle.cos(), angle.sin()
     in rope model.rotary_emb
 """
-PORTS = (
-    written(
-        "sinks",
-        "Engine",
-        hugging_face("GptOssForCausalLM", SETTINGS, change=with_biases),
-        bugs(BUGS, globals()),
-        norms=norms,
-        length=20,
-    ),
-)
+PORTS = (written(globals(), "sinks", "Engine", length=20),)

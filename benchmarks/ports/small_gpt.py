@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import torch
 
-from ports.bugs import bugs
+from ports import gptlike
 from ports.entry import Logits
-from ports.gptlike import norms
+from ports.made import written
 from ports.steps import spans
-from ports.weights import Model, hugging_face
-from ports.written import written
+from ports.weights import Model, State, renamed, transpose
 
 WIDTH = 64
 SETTINGS = {
-    "vocab_size": 512,
-    "n_embd": WIDTH,
-    "n_layer": 4,
-    "n_head": 4,
-    "n_positions": 48,
-    "initializer_range": 0.15,
-    "attn_implementation": "sdpa",
-}
+    "vocab_size": 512, "n_embd": WIDTH, "n_layer": 4, "n_head": 4, "n_positions": 48,
+    "initializer_range": 0.15, "attn_implementation": "sdpa",
+}  # fmt: skip
 LAYER = "transformer.h.*"
 ATTENTION = ("h.*.attn", f"{LAYER}.attn")
-NORMS = ("h.*.ln_[12]", "ln_f", f"{LAYER}.ln_[12]", "transformer.ln_f")
+NAMES = {"{wte,wpe,h,ln_f}": "transformer.{wte,wpe,h,ln_f}", "lm_head": "lm_head"}
+
+
+def convert(hf: Model) -> State:
+    """Return the weights: those of Conv1D are transposed."""
+    state = renamed(hf.state_dict(), NAMES)
+    transpose("h.*.attn.{c_attn,c_proj}.weight", "h.*.mlp.{c_fc,c_proj}.weight")(state)
+    return state
 
 
 def golden_work(model: Model, ids: torch.Tensor) -> Logits:
@@ -31,17 +32,12 @@ def golden_work(model: Model, ids: torch.Tensor) -> Logits:
     return [model(text, use_cache=False, logits_to_keep=1).logits for text in texts]
 
 
-def queries_alone(bias: torch.Tensor) -> torch.Tensor:
-    bias[WIDTH:] = 0
-    return bias
-
-
 BUGS = r"""
 squares_left: the square matrices of Conv1D are not transposed
     weights transpose("h.*.attn.c_proj.weight")  # no shape complains
     in h.*.attn.c_proj $LAYER.attn.c_proj
 query_bias_alone: the biases of keys and values stay zero
-    weights each(queries_alone, "h.*.attn.c_attn.bias")
+    weights each(lambda b: zeroed(b, WIDTH), "h.*.attn.c_attn.bias")
     in h.*.attn.c_attn $LAYER.attn.c_attn
 layers_swapped: layers 1 and 2 have each other's feed-forward weights
     weights swap("h.1.mlp", "h.2.mlp")
@@ -98,14 +94,5 @@ no_last_norm: the last norm is left out
     golden transformer.ln_f*
     also return self.lm_head(
 """
-PORTS = (
-    written(
-        "small-gpt",
-        "SmallGPT",
-        hugging_face("GPT2LMHeadModel", SETTINGS),
-        bugs(BUGS, globals()),
-        file="small_gpt",
-        golden_work=golden_work,
-        norms=norms,
-    ),
-)
+norms = gptlike.norms
+PORTS = (written(globals(), "small-gpt", "SmallGPT", "GPT2LMHeadModel", file="small_gpt"),)

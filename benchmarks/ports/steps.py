@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from types import ModuleType
 
 import torch
@@ -36,6 +37,9 @@ def decode(model: Model, ids: torch.Tensor, **given: int) -> Logits:
         cache = out.past_key_values
         logits.append(out.logits)
     return logits
+
+
+last_token = partial(decode, logits_to_keep=1)
 
 
 def whole(model: Model, ids: torch.Tensor) -> Logits:

@@ -6,28 +6,49 @@ from collections.abc import Iterator
 
 import torch
 
-from ports.bugs import bugs
 from ports.entry import Logits
+from ports.made import written
 from ports.steps import run, translate
-from ports.weights import Model, hugging_face
-from ports.written import written
+from ports.weights import Model, State, each, hugging_face, renamed
 
 LAYERS, SOURCE = 3, 13  # the other ids are the target
 ENCODER, DECODER = "encoder.block.*.layer", "decoder.block.*.layer"
 SETTINGS = {
-    "vocab_size": 512,
-    "d_model": 64,
-    "d_kv": 12,
-    "d_ff": 96,
-    "num_layers": LAYERS,
-    "num_decoder_layers": LAYERS,
-    "num_heads": 4,
-    "relative_attention_num_buckets": 16,
-    "relative_attention_max_distance": 20,
-    "feed_forward_proj": "gated-gelu",
-    "tie_word_embeddings": False,
-    "attn_implementation": "eager",
+    "vocab_size": 512, "d_model": 64, "d_kv": 12, "d_ff": 96, "num_layers": LAYERS,
+    "num_decoder_layers": LAYERS, "num_heads": 4, "relative_attention_num_buckets": 16,
+    "relative_attention_max_distance": 20, "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False, "attn_implementation": "eager",
+}  # fmt: skip
+original = hugging_face(
+    "T5ForConditionalGeneration", SETTINGS, 0.12, stds={"relative": 1, "shared": 1}
+)
+BIAS = "{encoder,decoder}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+NAMES = {
+    "tokens": "shared",
+    "head": "lm_head",
+    "{encoder,decoder}_bias.table": BIAS,
+    "{encoder,decoder}_norm.g": "{encoder,decoder}.final_layer_norm.weight",
+    "*.*.attn.in_proj": "*.block.*.layer.0.SelfAttention.{q,k,v}",
+    "*.*.attn.out_proj": "*.block.*.layer.0.SelfAttention.o",
+    "*.*.attn_norm.g": "*.block.*.layer.0.layer_norm.weight",
+    "decoder.*.cross.{q_proj,out_proj}": "decoder.block.*.layer.1.EncDecAttention.{q,o}",
+    "decoder.*.cross_norm.g": "decoder.block.*.layer.1.layer_norm.weight",
 }
+for side, last in (("encoder", 1), ("decoder", 2)):
+    block = f"{side}.block.*.layer.{last}"
+    NAMES |= {
+        f"{side}.*.ff.wi": f"{block}.DenseReluDense.{{wi_0,wi_1}}",
+        f"{side}.*.ff.wo": f"{block}.DenseReluDense.wo",
+        f"{side}.*.ff_norm.g": f"{block}.layer_norm.weight",
+    }
+
+
+def convert(hf: Model) -> State:
+    state = renamed(hf.state_dict(), NAMES)
+    each(lambda table: table.T, "{encoder,decoder}_bias.table")(state)
+    cross = [block.layer[1].EncDecAttention for block in hf.decoder.block]
+    state["source_kv.weight"] = torch.cat([x.weight for a in cross for x in (a.k, a.v)])
+    return state
 
 
 def norms(hf: Model) -> Iterator[tuple[Model, list[Model]]]:
@@ -57,7 +78,6 @@ SELF = ("encoder.*.attn", "decoder.*.attn", OWN, f"{DECODER}.0.SelfAttention")
 FORWARD = ("encoder.*.ff", "decoder.*.ff", DENSE, f"{DECODER}.2.DenseReluDense")
 FIRST_ENCODER = "encoder.block.0.layer.0.SelfAttention"
 FIRST_DECODER = "decoder.block.0.layer.0.SelfAttention"
-CROSS = ("decoder.*.cross", f"{DECODER}.1.EncDecAttention")
 BUGS = r"""
 scaled: scores of self-attention are scaled, as T5's are not
     -         scores = torch.einsum("bqhd,bkhd->bhqk", q, k)
@@ -120,18 +140,4 @@ norm_of_the_encoder: the decoder's last norm is the encoder's
     weights copy("decoder_norm.g", "encoder_norm.g")
     in decoder_norm decoder.final_layer_norm
 """
-PORTS = (
-    written(
-        "text-to-text",
-        "TextToText",
-        hugging_face(
-            "T5ForConditionalGeneration", SETTINGS, 0.12, stds={"relative": 1, "shared": 1}
-        ),
-        bugs(BUGS, globals()),
-        file="text_to_text",
-        golden_work=golden_work,
-        work=work,
-        norms=norms,
-        length=SOURCE + 8,
-    ),
-)
+PORTS = (written(globals(), "text-to-text", "TextToText", file="text_to_text", length=SOURCE + 8),)

@@ -6,26 +6,28 @@ from collections.abc import Iterator
 
 import torch
 
-from ports.bugs import bugs
 from ports.entry import Logits
+from ports.made import written
 from ports.steps import run, translate
 from ports.weights import Model, hugging_face
-from ports.written import written
 
 HEADS, SOURCE, PADDING, PAD = 4, 12, 3, 1
 ENCODER, DECODER = "model.encoder.layers.*", "model.decoder.layers.*"
 SETTINGS = {
-    "vocab_size": 512,
-    "d_model": 64,
-    "encoder_layers": 3,
-    "decoder_layers": 3,
-    "encoder_attention_heads": HEADS,
-    "decoder_attention_heads": HEADS,
-    "encoder_ffn_dim": 96,
-    "decoder_ffn_dim": 96,
-    "max_position_embeddings": 48,
-    "pad_token_id": PAD,
+    "vocab_size": 512, "d_model": 64, "encoder_layers": 3, "decoder_layers": 3,
+    "encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS, "encoder_ffn_dim": 96,
+    "decoder_ffn_dim": 96, "max_position_embeddings": 48, "pad_token_id": PAD,
     "attn_implementation": "sdpa",
+}  # fmt: skip
+original = hugging_face(
+    "BartForConditionalGeneration", SETTINGS, 0.2, stds={"embed": 0.5, "shared": 0.5}
+)
+NAMES = {
+    "embed": "model.shared",
+    "*_places": "model.*.embed_positions",
+    "*_norm": "model.*.layernorm_embedding",
+    "*.*.{self_attn,cross_attn,fc1,fc2}": "model.*.layers.*.{self_attn,encoder_attn,fc1,fc2}",
+    "*.*.{attn_norm,cross_norm,norm}": "model.*.layers.*.{self_attn,encoder_attn,final}_layer_norm",
 }
 
 
@@ -36,16 +38,20 @@ def norms(hf: Model) -> Iterator[tuple[Model, list[Model]]]:
     yield last, [linear for a in takers for linear in (a.k_proj, a.v_proj)]
 
 
-def halves(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def halves(ids: torch.Tensor, length: int = SOURCE) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the source, whose last tokens are padding, and the target."""
-    source = ids[:, :SOURCE].clone()
+    source = ids[:, :length].clone()
     source[:, -PADDING:] = PAD
-    return source, ids[:, SOURCE:]
+    return source, ids[:, length:]
 
 
-def golden_work(model: Model, ids: torch.Tensor) -> Logits:
-    source, target = halves(ids)
+def golden_work(model: Model, ids: torch.Tensor, length: int = SOURCE) -> Logits:
+    source, target = halves(ids, length)
     return translate(model, source, target, source.ne(PAD).long())
+
+
+def work(model: Model, ids: torch.Tensor, length: int = SOURCE) -> Logits:
+    return run(model, *halves(ids, length))
 
 
 OWN = ("decoder.*.self_attn", f"{DECODER}.self_attn")
@@ -118,18 +124,4 @@ cross_of_the_layer_before: layer 2 looks at the source with layer 1's keys
     weights copy("decoder.2.cross_attn.k_proj.weight", "decoder.1.cross_attn.k_proj.weight")
     in decoder.2.cross_attn.k_proj model.decoder.layers.2.encoder_attn.k_proj
 """
-PORTS = (
-    written(
-        "time-first",
-        "TimeFirst",
-        hugging_face(
-            "BartForConditionalGeneration", SETTINGS, 0.2, stds={"embed": 0.5, "shared": 0.5}
-        ),
-        bugs(BUGS, globals()),
-        file="time_first",
-        golden_work=golden_work,
-        work=lambda model, ids: run(model, *halves(ids)),
-        norms=norms,
-        length=SOURCE + 9,
-    ),
-)
+PORTS = (written(globals(), "time-first", "TimeFirst", file="time_first", length=SOURCE + 9),)

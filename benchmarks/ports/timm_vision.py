@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from ports import packages
-from ports.bugs import bugs
 from ports.entry import Logits
-from ports.weights import Model, hugging_face, norms, renamed
+from ports.made import ported
+from ports.weights import Model, hugging_face, norms_of
 
 WIDTH, LAYERS, HEADS, CLASSES = 64, 4, 8, 50  # as many heads as channels in a head
 IMAGE, PATCH, COLOURS = 24, 4, 3
@@ -33,16 +33,12 @@ from timm.layers.format import Format, nchw_to
 from timm.layers.helpers import to_2tuple
 from timm.layers.trace_utils import _assert
 """
+MODEL = ("_create_attn", "Block", "global_pool_nlc", "VisionTransformer")
 TAKEN = {
     "layers/patch_embed.py": ("PatchEmbed",),
     "layers/attention.py": ("Attention",),
     "layers/mlp.py": ("Mlp",),
-    "models/vision_transformer.py": (
-        "_create_attn",
-        "Block",
-        "global_pool_nlc",
-        "VisionTransformer",
-    ),
+    "models/vision_transformer.py": MODEL,
 }
 TORCHVISION: dict[str, dict[str, Any]] = {
     "torchvision": {},
@@ -50,18 +46,18 @@ TORCHVISION: dict[str, dict[str, Any]] = {
     "torchvision__ops__misc": {"FrozenBatchNorm2d": nn.BatchNorm2d},
 }
 SETTINGS = {
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "intermediate_size": 160,
-    "image_size": IMAGE,
-    "patch_size": PATCH,
-    "num_labels": CLASSES,
+    "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+    "intermediate_size": 160, "image_size": IMAGE, "patch_size": PATCH, "num_labels": CLASSES,
     "layer_norm_eps": 1e-12,
     "vocab_size": LEVELS,  # of a pixel
     "attn_implementation": "eager",
-}
-BEFORE = {"layernorm_before": "attention.{q,k,v}_proj", "layernorm_after": "mlp.fc1"}
+}  # fmt: skip
+original = hugging_face("ViTForImageClassification", SETTINGS, 0.12, stds={"position": 1, "cls": 1})
+norms = norms_of(
+    "vit.layers",
+    {"layernorm_before": "attention.{q,k,v}_proj", "layernorm_after": "mlp.fc1"},
+    {"vit.layernorm": "classifier"},
+)
 
 
 @cache
@@ -89,16 +85,10 @@ def work(model: Model, ids: torch.Tensor) -> Logits:
 def make(code: ModuleType, hf: Model, eps: float = 1e-12, **settings: Any) -> Model:
     code.ATTN_LAYERS = {"": code.Attention}
     given: dict[str, Any] = {
-        "img_size": IMAGE,
-        "patch_size": PATCH,
-        "num_classes": CLASSES,
-        "embed_dim": WIDTH,
-        "depth": LAYERS,
-        "num_heads": HEADS,
-        "mlp_ratio": 160 / WIDTH,
-        "norm_layer": partial(nn.LayerNorm, eps=eps),
-        "weight_init": "skip",
-    }
+        "img_size": IMAGE, "patch_size": PATCH, "num_classes": CLASSES, "embed_dim": WIDTH,
+        "depth": LAYERS, "num_heads": HEADS, "mlp_ratio": 160 / WIDTH,
+        "norm_layer": partial(nn.LayerNorm, eps=eps), "weight_init": "skip",
+    }  # fmt: skip
     return code.VisionTransformer(**{**given, **settings})
 
 
@@ -108,8 +98,7 @@ NAMES = {
     "patch_embed.proj": "vit.embeddings.patch_embeddings.projection",
     "norm": "vit.layernorm",
     "head": "classifier",
-    "blocks.*.norm1": "vit.layers.*.layernorm_before",
-    "blocks.*.norm2": "vit.layers.*.layernorm_after",
+    "blocks.*.{norm1,norm2}": "vit.layers.*.{layernorm_before,layernorm_after}",
     "blocks.*.attn.qkv.weight": "vit.layers.*.attention.{q,k,v}_proj.weight",
     "blocks.*.attn.qkv.bias": "vit.layers.*.attention.{q,k,v}_proj.bias",
     "blocks.*.attn.proj": "vit.layers.*.attention.o_proj",
@@ -117,11 +106,6 @@ NAMES = {
 }
 ATTENTION = ("blocks.*.attn", f"{LAYER}.attention")
 QKV = ("blocks.*.attn.qkv", f"{LAYER}.attention.[qkv]_proj")
-
-
-def values_left(bias: torch.Tensor) -> torch.Tensor:
-    bias[2 * WIDTH :] = 0
-    return bias
 
 
 BUGS = r"""
@@ -135,7 +119,7 @@ class_last: the table of positions has the class behind the patches
     weights each(lambda places: places.roll(-1, dims=1), "pos_embed")
     in (root) vit.embeddings
 value_bias_left: the bias of the values is zero, as BEiT's of the keys is
-    weights each(values_left, "blocks.*.attn.qkv.bias")
+    weights each(lambda b: zeroed(b, 2 * WIDTH), "blocks.*.attn.qkv.bias")
     in blocks.*.attn.qkv $LAYER.attention.v_proj
 norms_swapped: the norms of layer 2 are swapped
     weights swap("blocks.2.norm1", "blocks.2.norm2")
@@ -165,9 +149,7 @@ heads_not_joined: heads are joined before the places are put in front again
     + x = x.reshape(B, N, self.attn_dim)
     in $ATTENTION
 scaled_by_width: scores are scaled with the model's width
-    -                 dropout_p=self.attn_drop.p if self.training else 0.,
     -                 is_causal=is_causal,
-    +                 dropout_p=self.attn_drop.p if self.training else 0.,
     +                 is_causal=is_causal, scale=C**-0.5,
     in $ATTENTION
 norm_after: the feed-forward part is normalised behind it, as Swin-v2's
@@ -175,27 +157,8 @@ norm_after: the feed-forward part is normalised behind it, as Swin-v2's
     + self.drop_path2(self.ls2(self.norm2(self.mlp(x))))
     in blocks.* blocks.*.norm2 $LAYER $LAYER.layernorm_after
 causal: patches see those before them alone
-    -                 dropout_p=self.attn_drop.p if self.training else 0.,
     -                 is_causal=is_causal,
-    +                 dropout_p=self.attn_drop.p if self.training else 0.,
     +                 is_causal=True,
     in $ATTENTION
 """
-PORTS = (
-    packages.ported(
-        "timm-vit",
-        "timm",
-        package="",
-        source=source,
-        original=hugging_face(
-            "ViTForImageClassification", SETTINGS, 0.12, stds={"position": 1, "cls": 1}
-        ),
-        make=make,
-        convert=lambda hf: renamed(hf.state_dict(), NAMES),
-        golden_work=golden_work,
-        work=work,
-        norms=norms("vit.layers", BEFORE, {"vit.layernorm": "classifier"}),
-        bugs=bugs(BUGS, globals()),
-        length=COLOURS * IMAGE * IMAGE,
-    ),
-)
+PORTS = (ported(globals(), "timm-vit", "timm", package="", length=COLOURS * IMAGE * IMAGE),)

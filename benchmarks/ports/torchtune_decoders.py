@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -11,37 +12,15 @@ from typing import Any
 import torch
 
 from ports import packages
-from ports.bugs import bugs
 from ports.entry import Logits
-from ports.gemma import BEFORE
-from ports.steps import decode, spans, whole
-from ports.weights import (
-    LLAMA,
-    Model,
-    State,
-    by_halves,
-    each,
-    hugging_face,
-    interleaved,
-    llama_norms,
-    norms,
-    renamed,
-)
-from ports.written import last_token
+from ports.gemma import norms as gemma_norms
+from ports.made import SMALLER, ported
+from ports.steps import last_token, spans, whole
+from ports.weights import LLAMA, Model, State, each, hugging_face, interleaved, norms_of, renamed
 
 WIDTH, HEADS, GROUPS, VOCABULARY, LAYERS, PLACES = 64, 4, 2, 512, 3, 32
 BLOCK, LAYER = "layers.*", "model.layers.*"
-SETTINGS: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": WIDTH,
-    "intermediate_size": 160,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": GROUPS,
-    "initializer_range": 0.12,
-    "max_position_embeddings": 128,
-    "attn_implementation": "sdpa",
-}
+SETTINGS = SMALLER | {"intermediate_size": 160, "attn_implementation": "sdpa"}
 LLAMA_SETTINGS = SETTINGS | {
     "rms_norm_eps": 1e-5,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
@@ -53,26 +32,14 @@ QWEN_SETTINGS = SETTINGS | {
     "tie_word_embeddings": True,
 }
 GEMMA_SETTINGS = SETTINGS | {
-    "head_dim": 32,
-    "query_pre_attn_scalar": 24,
-    "sliding_window": 6,
-    "attn_logit_softcapping": 4.0,
-    "final_logit_softcapping": 6.0,
-    "attn_implementation": "eager",
-}
+    "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 6,
+    "attn_logit_softcapping": 4.0, "final_logit_softcapping": 6.0, "attn_implementation": "eager",
+}  # fmt: skip
 
 # -- the ports -----------------------------------------------------------------------------------
 
-COMMON = (
-    "modules/kv_cache.py",
-    "modules/rms_norm.py",
-    "modules/tied_linear.py",
-    "modules/feed_forward.py",
-    "modules/position_embeddings.py",
-    "modules/attention_utils.py",
-    "modules/attention.py",
-    "modules/transformer.py",
-)
+COMMON = """modules/{kv_cache,rms_norm,tied_linear,feed_forward,position_embeddings}.py
+    modules/{attention_utils,attention,transformer}.py"""
 # what attention takes from modules that look at the machine
 STUBS: dict[str, dict[str, Any]] = {
     "utils___import_guard": {"_SUPPORTS_FLEX_ATTENTION": False},
@@ -80,35 +47,22 @@ STUBS: dict[str, dict[str, Any]] = {
 }
 
 
-def source(*names: str) -> Path:
+def source_of(names: str) -> Path:
+    """Return all files in one. ``names``: those of the model."""
     packages.file("torchtune", "", **STUBS)
-    own = (f"models/{name}.py" for name in names)
-    return packages.joined("torchtune", *COMMON, *own, without="lora_")
+    own = (f"models/{name}.py" for name in names.split())
+    return packages.joined("torchtune", COMMON, *own, without="lora_")
 
 
 def sizes(hf: Model, **settings: Any) -> dict[str, Any]:
     """Return what all builders take."""
     config = hf.config
     given = {
-        "vocab_size": VOCABULARY,
-        "num_layers": LAYERS,
-        "num_heads": HEADS,
-        "num_kv_heads": GROUPS,
-        "embed_dim": WIDTH,
-        "intermediate_dim": config.intermediate_size,
-        "max_seq_len": PLACES,
-        "norm_eps": config.rms_norm_eps,
-        "rope_base": config.rope_parameters["rope_theta"],
-    }
+        "vocab_size": VOCABULARY, "num_layers": LAYERS, "num_heads": HEADS, "num_kv_heads": GROUPS,
+        "embed_dim": WIDTH, "intermediate_dim": config.intermediate_size, "max_seq_len": PLACES,
+        "norm_eps": config.rms_norm_eps, "rope_base": config.rope_parameters["rope_theta"],
+    }  # fmt: skip
     return {**given, **settings}
-
-
-def make_llama(code: ModuleType, hf: Model, **settings: Any) -> Model:
-    return code.llama3(**sizes(hf, **settings))
-
-
-def make_qwen(code: ModuleType, hf: Model, **settings: Any) -> Model:
-    return code.qwen2(**sizes(hf, tie_word_embeddings=True, **settings))
 
 
 def make_gemma(code: ModuleType, hf: Model, cap_hidden: bool = False, **settings: Any) -> Model:
@@ -137,41 +91,36 @@ def make_gemma(code: ModuleType, hf: Model, cap_hidden: bool = False, **settings
 NAMES = {
     "tok_embeddings": "model.embed_tokens",
     "norm.scale": "model.norm.weight",
-    "layers.*.attn.q_proj": "model.layers.*.self_attn.q_proj",
-    "layers.*.attn.k_proj": "model.layers.*.self_attn.k_proj",
-    "layers.*.attn.v_proj": "model.layers.*.self_attn.v_proj",
-    "layers.*.attn.output_proj": "model.layers.*.self_attn.o_proj",
-    "layers.*.mlp.w1": "model.layers.*.mlp.gate_proj",
-    "layers.*.mlp.w2": "model.layers.*.mlp.down_proj",
-    "layers.*.mlp.w3": "model.layers.*.mlp.up_proj",
+    "layers.*.attn.{q,k,v,output}_proj": "model.layers.*.self_attn.{q,k,v,o}_proj",
+    "layers.*.mlp.{w1,w2,w3}": "model.layers.*.mlp.{gate,down,up}_proj",
 }
-TWO_NORMS = {"sa_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+TWO_NORMS = {"layers.*.{sa,mlp}_norm.scale": f"{LAYER}.{{input,post_attention}}_layernorm.weight"}
 FOUR_NORMS = {
-    "sa_norm": "input_layernorm",
-    "sa_scale": "post_attention_layernorm",
-    "mlp_norm": "pre_feedforward_layernorm",
-    "mlp_scale": "post_feedforward_layernorm",
+    "layers.*.{sa_norm,sa_scale,mlp_norm,mlp_scale}.scale": "model.layers.*"
+    ".{input,post_attention,pre_feedforward,post_feedforward}_layernorm.weight"
 }
 
 
-def convert(hf: Model, norms: dict[str, str], permuted: bool = True) -> State:
+def convert_of(hf: Model, norms: dict[str, str], permuted: bool = True) -> State:
     """Return the weights under torchtune's names. ``permuted``: RoPE is interleaved."""
-    names = {f"{BLOCK}.{a}.scale": f"{LAYER}.{b}.weight" for a, b in norms.items()} | NAMES
-    if not hf.config.tie_word_embeddings:
-        names["output"] = "lm_head"
-    state = renamed(hf.state_dict(), names)
+    head = {} if hf.config.tie_word_embeddings else {"output": "lm_head"}
+    state = renamed(hf.state_dict(), NAMES | norms | head)
     if permuted:
         permute(state)
     return state
 
 
-def permute(state: State, kind: str = "{weight,bias}") -> None:
+def permute(
+    state: State,
+    kind: str = "{weight,bias}",
+    order: Callable[[torch.Tensor, int], torch.Tensor] = interleaved,
+) -> None:
     """Put the rows of each head of q and k in the order that interleaved RoPE wants."""
     for part, heads in (("q", HEADS), ("k", GROUPS)):
-        each(partial(interleaved, heads=heads), f"{BLOCK}.attn.{part}_proj.{kind}")(state)
+        each(partial(order, heads=heads), f"{BLOCK}.attn.{part}_proj.{kind}")(state)
 
 
-def prepare(model: Model, dtype: torch.dtype) -> None:
+def set_up(model: Model, dtype: torch.dtype) -> None:
     model.setup_caches(batch_size=1, dtype=dtype, decoder_max_seq_len=PLACES)
 
 
@@ -192,7 +141,6 @@ def work(model: Model, ids: torch.Tensor) -> Logits:
 ATTENTION = (f"{BLOCK}.attn", f"{LAYER}.self_attn")
 QK = (f"{BLOCK}.attn.[qk]_proj", f"{LAYER}.self_attn.[qk]_proj")
 ROPE = (f"{BLOCK}.attn.pos_embeddings", "model.rotary_emb")
-MLP = (f"{BLOCK}.mlp", f"{LAYER}.mlp")
 ACTIVATION = (f"{BLOCK}.mlp.activation", f"{LAYER}.mlp.act_fn")
 NORMS = (
     f"{BLOCK}.sa_norm", f"{BLOCK}.mlp_norm", "norm",
@@ -200,23 +148,9 @@ NORMS = (
 )  # fmt: skip
 GEMMA_NORMS = (f"{BLOCK}.*_norm", f"{BLOCK}.*_scale", "norm", f"{LAYER}.*layernorm", "model.norm")
 GATE_UP = (f"{BLOCK}.mlp.w[13]", f"{LAYER}.mlp.gate_proj", f"{LAYER}.mlp.up_proj")
-
-
-def permuted_back(state: State) -> None:
-    for part, heads in (("q", HEADS), ("k", GROUPS)):
-        each(partial(by_halves, heads=heads), f"{BLOCK}.attn.{part}_proj.weight")(state)
-
-
-def one_stored(state: State) -> None:
-    """Store one plus the weight of each norm, as a norm wants that doesn't add the one."""
-    for name in state:
-        if name.endswith(".scale"):
-            state[name] += 1
-
-
 LLAMA_BUGS = r"""
 rope_layout: q and k keep the order of RoPE by halves
-    weights permuted_back
+    weights lambda state: permute(state, "weight", by_halves)
     in $QK
 norms_swapped: the two norms of each layer are swapped
     weights swap("layers.*.sa_norm", "layers.*.mlp_norm")
@@ -243,14 +177,12 @@ rotate_sign: the second half of each pair is turned the other way
     -         )
     -
     -         # tensor has shape [b, s, n_h, h_d]
-    -         x_out = x_out.flatten(3)
     + - xshaped[..., 0] * rope_cache[..., 1],
     +             ],
     +             -1,
     +         )
     +
     +         # tensor has shape [b, s, n_h, h_d]
-    +         x_out = x_out.flatten(3)
     in $BLOCK.attn.pos_embeddings $LAYER.self_attn
 cache_slot: keys are stored one place too far
     - k_out[:, :, self.cache_pos[:seq_len]] = k_val
@@ -342,7 +274,7 @@ local_and_global_swapped: layers with a sliding window see all, the others a win
     in model $ATTENTION $LAYER
     early
 one_stored: norm weights are stored with the one
-    weights one_stored
+    weights each(lambda w: w + 1, "norm.scale layers.*.{sa,mlp}_{norm,scale}.scale")
     in $GEMMA_NORMS
 embedding_scale: the embeddings are not scaled
     - return x * torch.tensor(self.embedding_dim**0.5, dtype=x.dtype)
@@ -363,55 +295,50 @@ no_post_norm: the output of the feed-forward layer is not normalised
     in $BLOCK $LAYER
     golden $LAYER.post_feedforward_layernorm*
 k_heads: the key heads are in another order
-    weights each(lambda w: torch.cat(w.chunk(GROUPS)[::-1]), "layers.*.attn.k_proj.weight")
+    weights each(lambda w: reordered(w, (1, 0)), "layers.*.attn.k_proj.weight")
     in $BLOCK.attn.k_proj $LAYER.self_attn.k_proj
 """
+port = partial(ported, globals())
 PORTS = (
-    packages.ported(
+    port(
         "torchtune-llama3",
         "torchtune",
-        source=partial(source, "llama3/_component_builders"),
+        text=LLAMA_BUGS,
+        source=partial(source_of, "llama3/_component_builders"),
         original=hugging_face("LlamaForCausalLM", LLAMA_SETTINGS),
-        make=make_llama,
-        convert=partial(convert, norms=TWO_NORMS),
-        golden_work=decode,
-        work=work,
-        norms=llama_norms,
-        bugs=bugs(LLAMA_BUGS, globals()),
-        prepare=prepare,
+        make=lambda code, hf, **more: code.llama3(**sizes(hf, **more)),
+        convert=partial(convert_of, norms=TWO_NORMS),
+        prepare=set_up,
     ),
-    packages.ported(
+    port(
         "torchtune-qwen2",
         "torchtune",
-        source=partial(source, "qwen2/_positional_embeddings", "qwen2/_component_builders"),
+        text=QWEN_BUGS,
+        source=partial(source_of, "qwen2/{_positional_embeddings,_component_builders}"),
         original=hugging_face("Qwen2ForCausalLM", QWEN_SETTINGS),
-        make=make_qwen,
-        convert=partial(convert, norms=TWO_NORMS, permuted=False),
+        make=lambda code, hf, **more: code.qwen2(**sizes(hf, **more), tie_word_embeddings=True),
+        convert=partial(convert_of, norms=TWO_NORMS, permuted=False),
         golden_work=last_token,  # as generate does
-        work=work,
-        norms=norms("model.layers", LLAMA),  # what takes the last one's output is the embedding too
-        bugs=bugs(QWEN_BUGS, globals()),
-        prepare=prepare,
+        # what takes the last one's output is the embedding too
+        norms=norms_of("model.layers", LLAMA),
+        prepare=set_up,
     ),
-    packages.ported(
+    port(
         "torchtune-gemma2",
         "torchtune",
+        text=GEMMA_BUGS,
         source=partial(
-            source,
-            "gemma/rms_norm",
-            "gemma/gemma_norm_embedding",
-            "gemma/_component_builders",
-            "gemma2/_attention",
-            "gemma2/_component_builders",
+            source_of,
+            "gemma/{rms_norm,gemma_norm_embedding,_component_builders}"
+            " gemma2/{_attention,_component_builders}",
         ),
         original=hugging_face("Gemma2ForCausalLM", GEMMA_SETTINGS),
         make=make_gemma,
-        convert=partial(convert, norms=FOUR_NORMS),
+        convert=partial(convert_of, norms=FOUR_NORMS),
         golden_work=whole,
         # all tokens at once: torchtune's sliding window counts from the start of each call
         work=lambda model, ids: [model(ids)],
-        norms=norms("model.layers", BEFORE),
-        bugs=bugs(GEMMA_BUGS, globals()),
+        norms=gemma_norms,
         length=20,
         offset=1.0,
     ),

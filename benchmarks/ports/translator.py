@@ -2,49 +2,43 @@
 
 from __future__ import annotations
 
-import torch
+from functools import partial
 
-from ports.bugs import bugs
-from ports.entry import Logits
-from ports.steps import run, translate
-from ports.time_first import norms
-from ports.weights import Model, hugging_face
-from ports.written import written
+from ports import time_first
+from ports.made import written
+from ports.weights import Model, State, hugging_face, renamed
 
-SOURCE, PADDING, PAD = 13, 3, 1  # the other ids are the target
+SOURCE = 13  # so many ids are the source, the others the target
 ENCODER, DECODER = "model.encoder.layers.*", "model.decoder.layers.*"
 SETTINGS = {
-    "vocab_size": 384,
-    "d_model": 48,
-    "encoder_layers": 2,
-    "decoder_layers": 3,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 96,
-    "decoder_ffn_dim": 96,
-    "max_position_embeddings": 64,
-    "scale_embedding": True,
-    "init_std": 0.15,
-    "attn_implementation": "sdpa",
+    "vocab_size": 384, "d_model": 48, "encoder_layers": 2, "decoder_layers": 3,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 96,
+    "decoder_ffn_dim": 96, "max_position_embeddings": 64, "scale_embedding": True,
+    "init_std": 0.15, "attn_implementation": "sdpa",
+}  # fmt: skip
+original = hugging_face(
+    "BartForConditionalGeneration",
+    SETTINGS,
+    change=lambda model: model.final_logits_bias.normal_(0, 0.3),
+)
+norms = time_first.norms
+golden_work = partial(time_first.golden_work, length=SOURCE)
+work = partial(time_first.work, length=SOURCE)
+NAMES = {
+    "words": "model.shared",
+    "{source,target}_places.table": "model.{encoder,decoder}.embed_positions",
+    "{source,target}_places.norm": "model.{encoder,decoder}.layernorm_embedding",
+    "*.*.attn.qkv": "model.*.layers.*.self_attn.{q,k,v}_proj",
+    "*.*.attn.out": "model.*.layers.*.self_attn.out_proj",
+    "*.*.{attn,cross,ffn}_norm": "model.*.layers.*.{self_attn,encoder_attn,final}_layer_norm",
+    "*.*.cross.{q,out}": "model.*.layers.*.encoder_attn.{q,out}_proj",
+    "*.*.cross.kv": "model.*.layers.*.encoder_attn.{k,v}_proj",
+    "*.*.ffn.{up,down}": "model.*.layers.*.{fc1,fc2}",
 }
 
 
-def texts(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the source, which ends in padding, and the target."""
-    source = ids[:, :SOURCE].clone()
-    source[:, -PADDING:] = PAD
-    return source, ids[:, SOURCE:]
-
-
-def golden_work(model: Model, ids: torch.Tensor) -> Logits:
-    source, target = texts(ids)
-    return translate(model, source, target, (source != PAD).long())
-
-
-def as_listed(bias: torch.Tensor) -> torch.Tensor:
-    """Join the bias as keys, values, queries: so the checkpoint lists them."""
-    q, k, v = bias.chunk(3)
-    return torch.cat((k, v, q))
+def convert(hf: Model) -> State:
+    return renamed(hf.state_dict(), NAMES) | {"bias": hf.final_logits_bias[0]}
 
 
 BUGS = r"""
@@ -67,7 +61,7 @@ query_bias_not_scaled: queries of the source are scaled before their bias is add
     + self.q(x * self.scale)
     in decoder.*.cross $DECODER.encoder_attn
 biases_as_listed: the converter joins the biases of self-attention as keys, values, queries
-    weights each(as_listed, "*.*.attn.qkv.bias")
+    weights each(lambda b: reordered(b, (1, 2, 0)), "*.*.attn.qkv.bias")
     in encoder.*.attn.qkv decoder.*.attn.qkv $ENCODER.self_attn.[qkv]_proj
     in $DECODER.self_attn.[qkv]_proj
 decoding_from_zero: while decoding, each token has the first place
@@ -77,19 +71,4 @@ decoding_from_zero: while decoding, each token has the first place
     also places = torch.arange(
     also self.norm(x + self.table(
 """
-PORTS = (
-    written(
-        "translator",
-        "Translator",
-        hugging_face(
-            "BartForConditionalGeneration",
-            SETTINGS,
-            change=lambda model: model.final_logits_bias.normal_(0, 0.3),
-        ),
-        bugs(BUGS, globals()),
-        golden_work=golden_work,
-        work=lambda model, ids: run(model, *texts(ids)),
-        norms=norms,
-        length=SOURCE + 10,
-    ),
-)
+PORTS = (written(globals(), "translator", "Translator", length=SOURCE + 10),)

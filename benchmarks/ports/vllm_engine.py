@@ -21,23 +21,18 @@ from zoo.entry import PRECISIONS
 
 from ports.bugs import bugs
 from ports.entry import Bug, Logits, Port, Program
+from ports.made import SMALL
 from ports.steps import DECODE
 from ports.weights import Model, State, hugging_face, llama_norms
 
 WIDTH, HEADS, GROUPS = 128, 4, 2
 HEAD = WIDTH // HEADS  # vLLM's attention on the CPU takes heads of 32 and more
-SETTINGS = {
-    "vocab_size": 512,
-    "hidden_size": WIDTH,
-    "intermediate_size": 256,
-    "num_hidden_layers": 3,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": GROUPS,
-    "initializer_range": 0.08,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
+SETTINGS = SMALL | {
+    "hidden_size": WIDTH, "num_attention_heads": HEADS, "num_key_value_heads": GROUPS,
+    "intermediate_size": 256, "initializer_range": 0.08, "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
-}
+}  # fmt: skip
+del SETTINGS["attn_implementation"]  # as transformers chooses
 
 
 def golden_work(model: Model, ids: torch.Tensor) -> Logits:
@@ -121,10 +116,6 @@ def missing() -> str | None:
     return None
 
 
-def heads_shifted(rows: torch.Tensor) -> torch.Tensor:
-    return rows.roll(HEAD, 0)
-
-
 LAYER = "model.layers.1"  # the one with the bug
 OWN, MLP = f"{LAYER}.self_attn", f"{LAYER}.mlp"
 ALL = "model.layers.*"
@@ -133,7 +124,7 @@ rope_layout: q and k are ordered for interleaved RoPE
     weights each(lambda w: interleaved(w, len(w) // HEAD), f"{OWN}.{{q,k}}_proj")
     in $OWN.qkv_proj $OWN.[qk]_proj
 k_heads: the key heads are in another order
-    weights each(heads_shifted, f"{OWN}.k_proj")
+    weights each(lambda w: w.roll(HEAD, 0), f"{OWN}.k_proj")
     in $OWN.qkv_proj $OWN.k_proj
 key_value: keys and values are swapped
     weights swap(f"{OWN}.k_proj", f"{OWN}.v_proj")

@@ -22,12 +22,16 @@ Norms = Callable[[Model], Iterable[tuple[Model, list[Model]]]]
 # -- names ---------------------------------------------------------------------------------------
 
 
-def several(name: str) -> list[str]:
-    """Return the names that one with braces stands for."""
-    head, _, rest = name.partition("{")
-    inside, brace, tail = rest.partition("}")
-    texts = inside.split(",")
-    return [head + text + more for text in texts for more in several(tail)] if brace else [name]
+def several(names: str) -> list[str]:
+    """Return the names that some with braces, with spaces between them, stand for."""
+
+    def opened(name: str) -> list[str]:
+        head, _, rest = name.partition("{")
+        inside, brace, tail = rest.partition("}")
+        texts = inside.split(",")
+        return [head + text + more for text in texts for more in opened(tail)] if brace else [name]
+
+    return [name for each_name in names.split() for name in opened(each_name)]
 
 
 def fitting(names: Iterable[str], name: str, *others: str) -> Iterator[list[str]]:
@@ -41,13 +45,18 @@ def fitting(names: Iterable[str], name: str, *others: str) -> Iterator[list[str]
 
 
 def renamed(given: State, names: dict[str, str]) -> State:
-    """Return weights under other names. ``names``: theirs by ours; several of them are joined."""
+    """Return weights under other names. ``names``: theirs by ours.
+
+    Several of theirs are renamed one by one if ours are as many, and else joined to one weight.
+    """
     state: State = {}
     for ours, theirs in names.items():
-        first, *more = several(theirs)
-        for old, new, *others in fitting(given, first, ours, *more):
-            parts = [given[other] for other in others]
-            state[new] = torch.cat([given[old], *parts]) if parts else given[old]
+        news, olds = several(ours), several(theirs)
+        groups = [olds] if len(news) == 1 else [[old] for old in olds]
+        for new, (first, *more) in zip(news, groups, strict=True):
+            for found, name, *others in fitting(given, first, new, *more):
+                parts = [given[other] for other in (found, *others)]
+                state[name] = torch.cat(parts) if others else parts[0]
     return state
 
 
@@ -58,7 +67,7 @@ def each(change: Callable[[torch.Tensor], torch.Tensor], *names: str) -> Change:
     """Return what changes each of some weights."""
 
     def convert(state: State) -> None:
-        for name in (one for braced in names for one in several(braced)):
+        for name in several(" ".join(names)):
             for (found,) in fitting(state, name):
                 state[found] = change(state[found]).clone()
 
@@ -91,9 +100,33 @@ def transpose(*names: str) -> Change:
     return each(lambda weight: weight.T, *names)
 
 
+def as_made(name: str) -> Change:
+    """Return what leaves a norm as it is made, not loaded."""
+
+    def convert(state: State) -> None:
+        state[f"{name}.weight"].fill_(1)
+        state[f"{name}.bias"].zero_()
+
+    return convert
+
+
 def turned(rows: torch.Tensor, a: int, b: int) -> torch.Tensor:
     """Return rows that are ordered by a kinds, then b kinds, ordered by these b kinds first."""
     return rows.unflatten(0, (a, b, -1)).transpose(0, 1).flatten(0, 2)
+
+
+def reordered(
+    rows: torch.Tensor, order: tuple[int, ...], sizes: list[int] | None = None
+) -> torch.Tensor:
+    """Return the parts of rows in another order. ``sizes``: theirs, if they are not equal."""
+    parts = rows.split(sizes) if sizes else rows.chunk(len(order))
+    return torch.cat([parts[n] for n in order])
+
+
+def zeroed(rows: torch.Tensor, start: int, end: int | None = None) -> torch.Tensor:
+    """Return rows with some set to zero."""
+    rows[start:end] = 0
+    return rows
 
 
 def interleaved(rows: torch.Tensor, heads: int) -> torch.Tensor:
@@ -170,7 +203,7 @@ def add_outliers(
                 weight[..., channels] /= factors  # the input channels are the last axis
 
 
-def norms(
+def norms_of(
     layers: str = "", takers: dict[str, str] | None = None, last: dict[str, str] | None = None
 ) -> Norms:
     """Return what yields the norms of each layer, and the last ones, with what takes their output.
@@ -184,12 +217,12 @@ def norms(
 
     def pairs(root: Model, table: dict[str, str] | None) -> Iterator[tuple[Model, list[Model]]]:
         for norm, names in (table or {}).items():
-            found = [part(root, path) for name in names.split() for path in several(name)]
+            found = [part(root, path) for path in several(names)]
             if part(root, norm) is not None:
                 yield part(root, norm), [each_part for each_part in found if each_part is not None]
 
     def of(model: Model) -> Iterator[tuple[Model, list[Model]]]:
-        for stack in several(layers) if layers else ():
+        for stack in several(layers):
             for layer in part(model, stack):
                 yield from pairs(layer, takers)
         yield from pairs(model, last)
@@ -201,4 +234,4 @@ LLAMA = {
     "input_layernorm": "self_attn.{q,k,v}_proj",
     "post_attention_layernorm": "mlp.{gate_proj,up_proj,gate,experts.gate_up_proj}",
 }
-llama_norms = norms("model.layers", LLAMA, {"model.norm": "lm_head"})
+llama_norms = norms_of("model.layers", LLAMA, {"model.norm": "lm_head"})

@@ -9,39 +9,31 @@ from typing import Any
 import torch
 
 from ports import packages
-from ports.bugs import bugs
 from ports.entry import Logits
+from ports.made import ported
 from ports.steps import parts
-from ports.weights import Model, hugging_face, norms, renamed
+from ports.weights import Model, hugging_face, norms_of
 
 WIDTH, HEADS, LAYERS, VOCABULARY, PLACES = 64, 4, 3, 512, 32
 MELS, FRAMES = 16, 48  # the first layer but one halves the frames
 ENCODER, DECODER = "encoder.blocks.*", "decoder.blocks.*"
 HF_ENCODER, HF_DECODER = "model.encoder.layers.*", "model.decoder.layers.*"
 SETTINGS = {
-    "vocab_size": VOCABULARY,
-    "num_mel_bins": MELS,
-    "d_model": WIDTH,
-    "encoder_layers": LAYERS,
-    "decoder_layers": LAYERS,
-    "encoder_attention_heads": HEADS,
-    "decoder_attention_heads": HEADS,
-    "encoder_ffn_dim": 4 * WIDTH,
-    "decoder_ffn_dim": 4 * WIDTH,
-    "max_source_positions": FRAMES // 2,
-    "max_target_positions": PLACES,
-    "init_std": 0.12,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 1,
-}
+    "vocab_size": VOCABULARY, "num_mel_bins": MELS, "d_model": WIDTH, "encoder_layers": LAYERS,
+    "decoder_layers": LAYERS, "encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS,
+    "encoder_ffn_dim": 4 * WIDTH, "decoder_ffn_dim": 4 * WIDTH,
+    "max_source_positions": FRAMES // 2, "max_target_positions": PLACES, "init_std": 0.12,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
+}  # fmt: skip
 # but the last ones: their outputs go to all layers, and to the embedding
-BEFORE = {
-    "self_attn_layer_norm": "self_attn.{q,k,v}_proj",
-    "encoder_attn_layer_norm": "encoder_attn.q_proj",
-    "final_layer_norm": "fc1",
-}
+norms = norms_of(
+    "model.{encoder,decoder}.layers",
+    {
+        "self_attn_layer_norm": "self_attn.{q,k,v}_proj",
+        "encoder_attn_layer_norm": "encoder_attn.q_proj",
+        "final_layer_norm": "fc1",
+    },
+)
 
 
 def sound(dtype: torch.dtype) -> torch.Tensor:
@@ -81,38 +73,23 @@ def source() -> Path:
 
 def make(code: ModuleType, hf: Model, **settings: int) -> Model:
     given: dict[str, Any] = {
-        "n_mels": MELS,
-        "n_audio_ctx": FRAMES // 2,
-        "n_audio_state": WIDTH,
-        "n_audio_head": HEADS,
-        "n_audio_layer": LAYERS,
-        "n_vocab": VOCABULARY,
-        "n_text_ctx": PLACES,
-        "n_text_state": WIDTH,
-        "n_text_head": HEADS,
-        "n_text_layer": LAYERS,
-    }
+        "n_mels": MELS, "n_audio_ctx": FRAMES // 2, "n_audio_state": WIDTH, "n_audio_head": HEADS,
+        "n_audio_layer": LAYERS, "n_vocab": VOCABULARY, "n_text_ctx": PLACES,
+        "n_text_state": WIDTH, "n_text_head": HEADS, "n_text_layer": LAYERS,
+    }  # fmt: skip
     return code.Whisper(code.ModelDimensions(**{**given, **settings}))
 
 
 # encoders have no cross attention; the first star is the side
+A, C = "model.*.layers.*.self_attn", "model.*.layers.*.encoder_attn"
 NAMES = {
-    "*.blocks.*.attn.query": "model.*.layers.*.self_attn.q_proj",
-    "*.blocks.*.attn.key": "model.*.layers.*.self_attn.k_proj",
-    "*.blocks.*.attn.value": "model.*.layers.*.self_attn.v_proj",
-    "*.blocks.*.attn.out": "model.*.layers.*.self_attn.out_proj",
-    "*.blocks.*.attn_ln": "model.*.layers.*.self_attn_layer_norm",
-    "*.blocks.*.cross_attn.query": "model.*.layers.*.encoder_attn.q_proj",
-    "*.blocks.*.cross_attn.key": "model.*.layers.*.encoder_attn.k_proj",
-    "*.blocks.*.cross_attn.value": "model.*.layers.*.encoder_attn.v_proj",
-    "*.blocks.*.cross_attn.out": "model.*.layers.*.encoder_attn.out_proj",
-    "*.blocks.*.cross_attn_ln": "model.*.layers.*.encoder_attn_layer_norm",
-    "*.blocks.*.mlp.0": "model.*.layers.*.fc1",
-    "*.blocks.*.mlp.2": "model.*.layers.*.fc2",
+    "*.blocks.*.attn.{query,key,value,out}": f"{A}.{{q_proj,k_proj,v_proj,out_proj}}",
+    "*.blocks.*.attn_ln": f"{A}_layer_norm",
+    "*.blocks.*.cross_attn.{query,key,value,out}": f"{C}.{{q_proj,k_proj,v_proj,out_proj}}",
+    "*.blocks.*.cross_attn_ln": f"{C}_layer_norm",
+    "*.blocks.*.mlp.{0,2}": "model.*.layers.*.{fc1,fc2}",
     "*.blocks.*.mlp_ln": "model.*.layers.*.final_layer_norm",
-    "encoder.conv1": "model.encoder.conv1",
-    "encoder.conv2": "model.encoder.conv2",
-    "encoder.ln_post": "model.encoder.layer_norm",
+    "encoder.{conv1,conv2,ln_post}": "model.encoder.{conv1,conv2,layer_norm}",
     "decoder.ln": "model.decoder.layer_norm",
     "*.positional_embedding": "model.*.embed_positions.weight",
     "decoder.token_embedding": "model.decoder.embed_tokens",
@@ -142,10 +119,6 @@ def work(model: Model, ids: torch.Tensor) -> Logits:
 
 
 # -- bugs ----------------------------------------------------------------------------------------
-
-
-def head_pairs_swapped(weight: torch.Tensor) -> torch.Tensor:
-    return weight.unflatten(0, (HEADS, -1))[[1, 0, 3, 2]].flatten(0, 1)
 
 
 def sines_and_cosines_in_turn(table: torch.Tensor) -> torch.Tensor:
@@ -194,7 +167,7 @@ layer_off: a value projection is that of the layer before
     weights copy(*(f"decoder.blocks.{n}.cross_attn.value.weight" for n in (2, 1)))
     in decoder.blocks.2.cross_attn.value model.decoder.layers.2.encoder_attn.v_proj
 k_heads: the key heads of cross attention are in another order
-    weights each(head_pairs_swapped, "decoder.blocks.*.cross_attn.key.weight")
+    weights each(lambda w: reordered(w, (1, 0, 3, 2)), "decoder.blocks.*.cross_attn.key.weight")
     in $DECODER.cross_attn.key $HF_DECODER.encoder_attn.k_proj
 sound_places: sines and cosines of the sound's positions are interleaved
     weights each(sines_and_cosines_in_turn, "encoder.positional_embedding")
@@ -233,20 +206,16 @@ silu: the activation is another one
     early
 """
 PORTS = tuple(
-    packages.ported(
+    ported(
+        globals(),
         name,
         "whisper",
-        source=source,
+        text=text,
         original=hugging_face(
             "WhisperForConditionalGeneration", SETTINGS | {"attn_implementation": attention}
         ),
-        make=make,
-        convert=lambda hf: renamed(hf.state_dict(), NAMES),
         golden_work=golden,
         work=mine,
-        norms=norms("model.{encoder,decoder}.layers", BEFORE),
-        bugs=bugs(text, globals()),
-        prepare=prepare,
     )
     for name, attention, golden, mine, text in (
         ("whisper", "eager", golden_whole, whole, BUGS),

@@ -9,31 +9,22 @@ from typing import Any
 import torch
 
 from ports import packages
-from ports.bugs import bugs
 from ports.entry import Logits
-from ports.steps import decode, spans
-from ports.weights import Model, State, by_halves, hugging_face, interleaved, llama_norms
+from ports.made import SMALLER, ported
+from ports.steps import spans
+from ports.weights import Model, State, by_halves, hugging_face, interleaved
 
 WIDTH, HEADS, GROUPS, HEAD, VOCABULARY, LAYERS = 64, 4, 2, 32, 512, 3
 INNER, WINDOW = 160, 6
 LAYER = "model.layers.*"
 EVEN, ODD = "attn_layers.layers.[024]", "attn_layers.layers.[135]"  # attention, feed-forward
 NEEDED = ("einops", "einx", "frozendict", "loguru", "torch_einops_utils")
-SETTINGS = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": WIDTH,
-    "intermediate_size": INNER,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": GROUPS,
-    "head_dim": HEAD,
-    "sliding_window": WINDOW,
-    "initializer_range": 0.12,
-    "max_position_embeddings": 128,
+SETTINGS = SMALLER | {
+    "intermediate_size": INNER, "head_dim": HEAD, "sliding_window": WINDOW,
     "rms_norm_eps": 1e-12,  # the port has none
     "tie_word_embeddings": False,
-    "attn_implementation": "eager",
-}
+}  # fmt: skip
+original = hugging_face("MistralForCausalLM", SETTINGS)
 
 
 def source() -> Path:
@@ -43,21 +34,11 @@ def source() -> Path:
 
 def make(code: ModuleType, hf: Model, **settings: Any) -> Model:
     given: dict[str, Any] = {
-        "dim": WIDTH,
-        "depth": LAYERS,
-        "heads": HEADS,
-        "attn_dim_head": HEAD,
-        "attn_kv_heads": GROUPS,
-        "attn_flash": True,
-        "attn_max_attend_past": WINDOW - 1,
-        "rotary_pos_emb": True,
-        "rotary_emb_dim": HEAD,
-        "use_rmsnorm": True,
-        "ff_glu": True,
-        "ff_swish": True,
-        "ff_no_bias": True,
-        "ff_mult": INNER / WIDTH,
-    }
+        "dim": WIDTH, "depth": LAYERS, "heads": HEADS, "attn_dim_head": HEAD,
+        "attn_kv_heads": GROUPS, "attn_flash": True, "attn_max_attend_past": WINDOW - 1,
+        "rotary_pos_emb": True, "rotary_emb_dim": HEAD, "use_rmsnorm": True, "ff_glu": True,
+        "ff_swish": True, "ff_no_bias": True, "ff_mult": INNER / WIDTH,
+    }  # fmt: skip
     return code.TransformerWrapper(
         num_tokens=VOCABULARY,
         max_seq_len=128,
@@ -127,12 +108,6 @@ def heads_in_groups(state: State) -> None:
         heads_in_turn(state, f"attn_layers.layers.{2 * n}", IN_TURN.argsort())
 
 
-def one_twice(state: State) -> None:
-    for name in state:
-        if name.endswith(".g"):
-            state[name] += 1
-
-
 ATTENTION = (f"{EVEN}.1", f"{LAYER}.self_attn")
 ATTEND = (f"{EVEN}.1.attend", *ATTENTION, "model")
 NORMS = (
@@ -153,7 +128,7 @@ v_heads: the value heads are in another order
     weights each(lambda w: w.roll(HEAD, 0), "attn_layers.layers.*.1.to_v.weight")
     in $EVEN.1.to_v $LAYER.self_attn.v_proj
 one_twice: norm weights are stored with the one
-    weights one_twice
+    weights each(lambda w: w + 1, "attn_layers.final_norm.g attn_layers.layers.*.0.0.g")
     in $NORMS
 last_norm_left: the last norm is not loaded
     weights each(torch.zeros_like, "attn_layers.final_norm.g")
@@ -191,18 +166,4 @@ cos_left: the part that is turned is not multiplied by the cosine
     + (t * scale) + (rotate_half(t) * freqs.sin() * scale)
     in $ATTENTION
 """
-PORTS = (
-    packages.ported(
-        "x-transformers",
-        "x_transformers",
-        *NEEDED,
-        source=source,
-        original=hugging_face("MistralForCausalLM", SETTINGS),
-        make=make,
-        convert=convert,
-        golden_work=decode,
-        work=work,
-        norms=llama_norms,
-        bugs=bugs(BUGS, globals()),
-    ),
-)
+PORTS = (ported(globals(), "x-transformers", "x_transformers", *NEEDED),)
