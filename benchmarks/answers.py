@@ -30,6 +30,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import product
@@ -48,7 +50,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # before to
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout's package
 import torch
 import transformers
-from answering import Answer, answer, collected, failed, limited
+from answering import Answer, answer, collected, failed
 from ports import score as ports
 from ports.sets import PORTS
 from zoo import score as zoo
@@ -111,7 +113,7 @@ def ports_answers(task: Task) -> Iterator[tuple[str, Answer]]:
 
             def marked(bug: Any = bug, case: str = case) -> Answer:
                 mine, _ = ports.record(port.mine(program, bug), Path(folder, case), mode)
-                with collected(LIMIT) as answers:
+                with collected() as answers:
                     mark = ports.mark(group, port, bug, golden, mine)
                 return answers[0] | {"grade": mark.grade or ("right" if mark.right else "alarm")}
 
@@ -139,7 +141,7 @@ def zoo_answers(task: Task) -> Iterator[tuple[str, Answer]]:
 
         def marked(case: Case = case) -> Answer:
             (program, right), base = case.mine(), case.golden()
-            with tempfile.TemporaryDirectory() as folder, collected(LIMIT) as answers:
+            with tempfile.TemporaryDirectory() as folder, collected() as answers:
                 golden, _ = zoo.record(base, Path(folder, "golden"))
                 mine, _ = zoo.record(program, Path(folder, "mine"))
                 mark = zoo.compared(case, right, golden, mine, {})
@@ -170,7 +172,7 @@ def engines_answers(task: Task) -> Iterator[tuple[str, Answer]]:
     for case in task.cases:
 
         def compared(case: str = case) -> Answer:
-            with tempfile.TemporaryDirectory() as folder, limited(LIMIT):
+            with tempfile.TemporaryDirectory() as folder:
                 return answer(ld.compare(*PAIRS[case](Path(folder)), progress=False))
 
         yield case, tried(compared)
@@ -194,7 +196,7 @@ def programs_answers(task: Task) -> Iterator[tuple[str, Answer]]:
 
         def ran() -> Answer:
             subprocess.run(
-                [*command, str(target)], cwd=folder, env=environment, timeout=LIMIT, check=False,
+                [*command, str(target)], cwd=folder, env=environment, check=False,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
             found: Answer = json.loads(target.read_text(encoding="utf-8"))
@@ -203,9 +205,32 @@ def programs_answers(task: Task) -> Iterator[tuple[str, Answer]]:
         yield "", tried(ran)
 
 
+class _Late(BaseException):
+    """Passes what catches every exception."""
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError after so many seconds."""
+
+    def stop(*_: object) -> None:
+        raise _Late
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    except _Late:
+        raise TimeoutError(f"{seconds:g} s have passed") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def tried(what: Callable[[], Answer]) -> Answer:
     try:
-        return what()
+        with limited(LIMIT):
+            return what()
     except Exception as error:
         return failed(error)
 
