@@ -20,7 +20,7 @@ A change is printed as ``case: field: old -> new``. Its kind is the field; ``fig
 digits of a relation differ, ``moved`` where a line has another number and the same text. The grades
 of ports and zoo are those of ``ports/score.py``: exact, module, late, wrong; right and alarm for
 what has no bug. ``--rules`` tells too which named rules were used more or less often.
-``--freeze`` writes the answers; with ``--only`` or ``--sample`` those of the chosen cases alone.
+``--freeze`` writes the answers; the others that were frozen stay.
 """
 
 from __future__ import annotations
@@ -486,7 +486,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="processes; 0 asks nothing, and tells what is known"
+    )
     parser.add_argument(
         "--only", action="append", default=[], help="text in a case, or a glob; repeatable"
     )
@@ -505,10 +507,10 @@ def main() -> None:
     ]
     wanted = chosen(names, given.only, given.sample)
     journal = Journal(JOURNAL)
-    todo = remaining(tasks, wanted, journal.read(stamp))
-    run(todo, journal, given.jobs)
+    if given.jobs:
+        run(remaining(tasks, wanted, journal.read(stamp)), journal, given.jobs)
     known = journal.read(stamp)
-    now = {case: known[case] for case in wanted}
+    now = {case: known[case] for case in wanted if case in known}
     frozen, about = thaw(FROZEN)
     print("\n".join(f"left out: {each}" for each in left_out(given.cases)))
     here = environment()
@@ -516,9 +518,9 @@ def main() -> None:
         print(f"frozen with {about}, asked with {here}")
     print(summary(frozen, now, given.rules))
     if given.freeze:
-        partial = given.only or given.sample > 1
-        about = here | {"left out": left_out(given.cases)}
-        freeze(FROZEN, (frozen if partial else {}) | now, about)
+        kept = (frozen if len(now) < len(names) else {}) | now
+        here["cases"] = f"{len(kept)} of {len(names)}"
+        freeze(FROZEN, kept, here | {"left out": left_out(given.cases)})
 
 
 if __name__ == "__main__":
