@@ -15,7 +15,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test check lint types vitest pytest fuzz test-environments test-upstream test-engines ports faults soak screenshots clean
+.PHONY: help demo lab test check lint types vitest pytest fuzz test-environments test-upstream test-engines ports answers faults soak screenshots clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null || grep -hE '^[a-z-]+:.*## ' Makefile
@@ -68,6 +68,9 @@ test-engines: $(VENV)/engines/.done $(VENV)/llamacpp/.done $(VENV)/openvino  ## 
 
 ports: $(VENV)/ports  ## score the comparison on independent implementations of models, some of them from packages
 	$(PY) benchmarks/ports/score.py
+
+answers: $(VENV)/ports  ## ask the comparison about every case, and print which answers changed since they were frozen
+	$(PY) benchmarks/answers.py $(if $(ONLY),--only '$(ONLY)')
 
 faults: $(VENV)/test  ## interrupt 2,000 points of each activity, kill 200 processes, let files fail: an hour
 	LLMDEBUG_INTERRUPTS=2000 LLMDEBUG_FAULTS=200 $(PY) -m pytest -q tests/test_interrupts.py tests/test_faults.py
