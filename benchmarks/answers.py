@@ -434,7 +434,10 @@ def summary(frozen: Answers, now: Answers, rules: bool = False) -> str:
         lines.append(f"  {kind}: {count} in {cases} cases")
     for kind in ("zoo", "ports"):
         of = [case for case in both if case.startswith(kind)]
-        for what, tell in (("grades", lambda found: found.get("grade", "failed")), ("causes", first_cause)):
+        for what, tell in (
+            ("grades", lambda found: found.get("grade", "failed")),
+            ("causes", first_cause),
+        ):
             was, now_is = ([tell(each[case]) for case in of] for each in (frozen, now))
             lines += [tally(f"{kind}, {what}", was, now_is)] if of else []
     return "\n".join(lines)
