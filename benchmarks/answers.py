@@ -12,7 +12,11 @@ the rows' verdicts, and the first three findings. The cases are
 * ports: each port, right and with each bug, by modules and by functions, in fp32; in bf16 the right
   ports and every third bug, as these take half of the time.
 
-What can't run here is said. Answers are appended to ``out/answers/answers.jsonl`` as they come:
+What can't run here is said. All of it is some 90 minutes of one processor, of which the ports by
+functions take most; ``--sample 8`` takes a quarter of an hour. ``about`` in ``answers.json`` says
+how many cases are frozen: all engines and programs and each eighth case of the others at least.
+
+Answers are appended to ``out/answers/answers.jsonl`` as they come:
 what was stopped goes on, and only after a change to the package's judgement, or to the cases, is
 all asked again. Recordings are not kept, as they take a tenth of the time.
 
@@ -415,6 +419,10 @@ def tally(title: str, old: Iterable[object], new: Iterable[object]) -> str:
     return f"{title}: {', '.join(counts) or 'none'}"
 
 
+def grade(found: Answer) -> object:
+    return found.get("grade", "failed")
+
+
 def first_cause(found: Answer) -> object:
     return found["findings"][0]["cause"] if found.get("findings") else "nothing"
 
@@ -434,10 +442,7 @@ def summary(frozen: Answers, now: Answers, rules: bool = False) -> str:
         lines.append(f"  {kind}: {count} in {cases} cases")
     for kind in ("zoo", "ports"):
         of = [case for case in both if case.startswith(kind)]
-        for what, tell in (
-            ("grades", lambda found: found.get("grade", "failed")),
-            ("causes", first_cause),
-        ):
+        for what, tell in (("grades", grade), ("causes", first_cause)):
             was, now_is = ([tell(each[case]) for case in of] for each in (frozen, now))
             lines += [tally(f"{kind}, {what}", was, now_is)] if of else []
     return "\n".join(lines)
