@@ -34,6 +34,7 @@ from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.spread import _totals
 from llmdebug_nb.store.world import _grid
 from rank_programs import Server
+from view_requests import rows_request
 
 
 @pytest.fixture(scope="module")
@@ -481,10 +482,7 @@ def test_the_explorer_lists_the_rows_of_a_rank_and_offers_those_that_there_are(
     assert len(listed("rank:0 rank:1 head")) == len(listed("head"))
     assert listed("rank:7") == []
     report = compared(golden, mine)
-    request: dict[str, Any] = {"every": True, "step": 0, "node": -1, "mismatch": False}
-    page = report.view().rows(
-        {**request, "start": 0, "n": 99, "text": "rank:1 up", "sort": "", "descending": False}
-    )
+    page = report.view().rows(rows_request(every=True, step=0, n=99, text="rank:1 up"))
     assert {report.differences[row["id"]].site.rank for row in page["rows"]} == {1}
     assert report.view().overview()["ranks"] == RunView(mine).overview()["ranks"] == [0, 1]
     whole = server.record(tmp_path, "whole", name="whole")
