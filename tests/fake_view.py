@@ -1,17 +1,27 @@
-"""A small run, or comparison, in memory, that answers every op of `wire`."""
+"""A small run, or comparison, in memory, that answers every op of `wire`.
+
+Its rows, findings and tensors are invented; tree, steps, map of layers and pictures are the real
+ones. A test may change ``data`` (the rows) and ``steps`` as it wants.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from llmdebug_nb.core.errors import DumpWriteError, TensorLookupError
-from llmdebug_nb.core.records import Summary
-from llmdebug_nb.show import filters, wire, wire_findings, wire_layers, wire_requests
+from llmdebug_nb.core.findings import Difference, Pair
+from llmdebug_nb.core.records import Node, Record, RootCall, Site, Summary
+from llmdebug_nb.show import filters, layers, wire, wire_findings, wire_layers, wire_requests
+from llmdebug_nb.show.columns import Columns
 from llmdebug_nb.show.series import line
 from llmdebug_nb.show.tables import EVERYTHING
-from llmdebug_nb.show.tensors import errors, heads, scatter, worst
+from llmdebug_nb.show.tensors import errors, scatter, worst
+from llmdebug_nb.show.tree import Tree
+from llmdebug_nb.show.views import View
 
 HIDDEN, HEADS, PROMPT = 64, 4, 12
 LEAVES = {
@@ -36,8 +46,6 @@ TYPES = {
 }
 BROKEN = "model.layers.1.mlp.down_proj"
 SCRIPT = 'print("called again")\n'
-STATES = {None: 0, "unmatched": 1, "match": 3, "within_noise": 4, "expected": 5, "diverged": 6}
-MADE = 7
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 
 
@@ -70,7 +78,7 @@ LISTING: wire_findings.CodeView = {
 }  # fmt: skip
 
 
-class FakeView:
+class FakeView(View):
     """``report``: a comparison that goes wrong in `BROKEN` from the first decode step on."""
 
     part = ""  # what was kept of each tensor
@@ -87,6 +95,10 @@ class FakeView:
         extra: tuple[str, ...] = (),
         records: int = 0,
     ) -> None:
+        calls = [RootCall(0, -1, 0, "warmup"), RootCall(1, 0, 0, "prefill")]
+        calls += [RootCall(index, 0, index - 1, "decode") for index in range(2, steps)]
+        super().__init__(calls[:steps])
+        self.kind = "report" if report else "run"
         self.report = report
         self.asked: list[tuple[str, int]] = []
         self.paths = {"model.embed_tokens": "Embedding"}
@@ -96,129 +108,69 @@ class FakeView:
         self.paths |= {"model.norm": "RMSNorm", "lm_head": "Linear"} | dict.fromkeys(
             extra, "Hostile"
         )
-        self.steps = [self._step(index) for index in range(steps)]
+        self.records: list[Record] = []
         self.data: list[wire.Row] = []
-        for step in self.steps:
+        for call in calls[:steps]:
             for path, op in self.paths.items():
-                self._record(step, path, op, "input")
-                self._record(step, path, op, "output")
+                self._record(call, path, op, "input")
+                self._record(call, path, op, "output")
         for number in range(records - len(self.data)):
-            self._record(self.steps[0], f"model.many.{number}", "Identity", "output")
+            self._record(calls[0], f"model.many.{number}", "Identity", "output")
         self.marks: list[wire.Mark] = []
-        self.watchers: list[Any] = []
+        self.nodes = self._nodes()
+        self.steps: Any = self.step_views(
+            *(self._counted("step", bad) for bad in (None, "diverged"))
+        )
         self.tree = self._tree()
 
-    def _step(self, index: int) -> wire.Step:
-        kind = "warmup" if index == 0 else "prefill" if index == 1 else "decode"
-        label = "warm-up" if index == 0 else f"{index - 1} {kind}"
-        return {
-            "index": index,
-            "generation": -1 if index == 0 else 0,
-            "step": max(0, index - 1),
-            "kind": kind,
-            "label": label,
-            "text": "",
-            "requests": [],
-            "rows": 0,
-            "bad": 0,
-        }
-
-    def _record(self, step: wire.Step, path: str, op: str, role: str) -> None:
+    def _record(self, call: RootCall, path: str, op: str, role: str) -> None:
         number = len(self.data)
-        query = 1 if step["kind"] == "decode" else PROMPT
-        shape = [1, HEADS, query, PROMPT] if op == "Softmax" else [1, query, HIDDEN]
-        bad = (
-            self.report
-            and step["index"] >= 2
-            and role == "output"
-            and (path == BROKEN or path in ("model.norm", "lm_head"))
-        )
-        step["rows"] += 1
-        step["bad"] += bad
-        self.data.append(
-            {
-                "id": number,
-                "step": step["index"],
-                "rank": 0,
-                "seq": number,
-                "path": path,
-                "call": 0,
-                "role": role,
-                "slot": "0",
-                "op": op,
-                "dtype": "bfloat16",
-                "shape": shape,
-                "min": -3.1 - number % 7 / 10,
-                "max": 2.9 + number % 5 / 10,
-                "mean": 0.0123 * (number % 3),
-                "l2norm": 27.71,
-                "nan": 3 if bad and path == "lm_head" else 0,
-                "inf": 0,
-                "kept": path != "model.embed_tokens",
-                "verdict": None
-                if not self.report
-                else "diverged"
-                if bad
-                else "within_noise"
-                if number % 3 == 0
-                else "match",
-                "error": (0.31 if bad else 0.0021) if self.report else None,
-                "limit": 0.012 if self.report else None,
-                "reason": "error is 26 times its limit" if bad else "",
-                "expected": "",
-                "mark": -1,
-            }
-        )
+        query = 1 if call.kind == "decode" else PROMPT
+        shape = (1, HEADS, query, PROMPT) if op == "Softmax" else (1, query, HIDDEN)
+        wrong = path in (BROKEN, "model.norm", "lm_head")
+        bad = self.report and call.kind == "decode" and role == "output" and wrong
+        low, high = -3.1 - number % 7 / 10, 2.9 + number % 5 / 10
+        nan = 3 if bad and path == "lm_head" else 0
+        summary = Summary("bfloat16", shape, low, high, 0.0123 * (number % 3), 27.71, nan, 0)
+        site = Site(path, step=call.step, generation=call.generation, role=role)
+        payload = None if path == "model.embed_tokens" else "kept"
+        self.records.append(Record(number, site, number, op, summary, payload=payload))
+        row = self.row_view(number, self.records[-1])
+        if self.report:
+            agreed: wire.Verdict = "match" if number % 3 else "within_noise"
+            row |= {"verdict": agreed, "error": 0.0021, "limit": 0.012}
+        if bad:
+            row |= {"verdict": "diverged", "error": 0.31, "reason": "error is 26 times its limit"}
+        self.data.append(row)
 
-    def _tree(self) -> list[wire.TreeNode]:
-        paths = dict.fromkeys([""])
-        for row in self.data:
-            names = row["path"].split(".")
-            paths |= dict.fromkeys(".".join(names[: n + 1]) for n in range(len(names)))
-        rows, bad, expected, worst = (dict.fromkeys(paths, start) for start in (0, 0, 0, None))
-        self.kids: dict[str | None, list[str]] = {None: [""]}
-        for path in paths:
-            if path:
-                self.kids.setdefault(path.rpartition(".")[0], []).append(path)
-        for row in self.data:
-            names = row["path"].split(".")
-            for path in ["", *(".".join(names[: n + 1]) for n in range(len(names)))]:
-                rows[path] += 1
-                bad[path] += row["verdict"] == "diverged"
-                expected[path] += row["verdict"] == "expected"
-                worst[path] = max(worst[path], row["verdict"], key=STATES.__getitem__)
-        self.ids = {path: number for number, path in enumerate(paths)}
-        return [
-            {
-                "id": number,
-                "label": path.rpartition(".")[2] or "LlamaForCausalLM",
-                "path": path,
-                "type": self.paths.get(path)
-                or TYPES.get(path)
-                or TYPES.get(path.rpartition(".")[2], "DecoderLayer"),
-                "children": len(self.kids.get(path, ())),
-                "rows": rows[path],
-                "bad": bad[path],
-                "unmatched": 0,
-                "expected": expected[path],
-                "verdict": worst[path],
-                "note": ""
-                if not expected[path]
-                else f"{expected[path]} expected: {self.marks[0]['comment']}",
-            }
-            for path, number in self.ids.items()
+    def _nodes(self) -> list[Node]:
+        paths = [
+            above for path in dict.fromkeys(r["path"] for r in self.data) for above in way(path)
         ]
+        at = {path: number for number, path in enumerate(dict.fromkeys(["", *paths]))}
+        nodes = []
+        for path in at:
+            above, _, name = path.rpartition(".")
+            kind = self.paths.get(path) or TYPES.get(path) or TYPES.get(name, "DecoderLayer")
+            nodes.append(Node(path, name or TYPES[""], kind, at[above] if path else -1))
+        return nodes
+
+    def _counted(self, of: str, verdict: str | None) -> Counter[Any]:
+        return Counter(row[of] for row in self.data if verdict in (None, row["verdict"]))
+
+    def _tree(self) -> Tree:
+        verdicts = ("within_noise", "unmatched", "expected") if self.report else ()
+        counts = [self._counted("path", verdict) for verdict in (None, "diverged", *verdicts)]
+        comments = {r["path"]: [r["expected"]] for r in self.data if r["verdict"] == "expected"}
+        return Tree(self.nodes, *counts, comments=comments)
+
+    tree: Any = None  # as `expect` makes another
 
     def text(self) -> str:
         return (
             f"{'report' if self.report else 'run'} of {len(self.data)} records in "
             f"{len(self.steps)} steps"
         )
-
-    layer_errors = None  # that pages draw
-
-    def timeline(self) -> None:
-        return None
 
     def overview(self, request: wire_requests.OverviewRequest | None = None) -> wire.Overview:
         bad = [row for row in self.data if row["verdict"] == "diverged"]
@@ -337,57 +289,31 @@ class FakeView:
         self.is_inside = request["finding"] >= 0
         return self.overview()
 
-    def _state(self, row: wire.Row) -> int:
-        made = row["verdict"] == "diverged" and row["path"] == BROKEN
-        return MADE if made else STATES[row["verdict"]]
+    @property
+    def layer_errors(self) -> layers.LayerErrors:
+        columns = Columns(self.differences, [row["step"] for row in self.data])
+        return layers.layer_errors(self.tree, columns, len(self.steps), {(BROKEN, 0)})
+
+    @property
+    def differences(self) -> list[Difference]:
+        return [
+            Difference(
+                row["id"], Pair(record, None, ""), row["verdict"], row["error"], row["limit"]
+            )
+            for row, record in zip(self.data, self.records, strict=True)
+        ]
 
     def calls(self, request: wire_requests.CallsRequest) -> wire_layers.Calls:
-        paths = list(dict.fromkeys(self._layer(row["path"]) for row in self.data))
-        cells: list[wire_layers.CallCell] = [
-            {
-                "label": row["path"].rpartition(".")[2],
-                "path": row["path"],
-                "row": row["id"],
-                "state": self._state(row),
-                "error": row["error"],
-                "limit": row["limit"],
-            }
-            for row in self.data
-            if self._layer(row["path"]) == paths[request["layer"]]
-            and row["step"] == request["step"]
-            and row["role"] == "output"
-        ]
-        return {"cells": cells[: request["n"]], "total": len(cells)}
-
-    def _layer(self, path: str) -> str:
-        names = path.split(".")
-        if path.startswith("model.layers."):
-            return ".".join(names[:3])
-        return path if path in ("model.embed_tokens", "model.norm", "lm_head") else ""
+        asked = request["layer"], request["step"], request["n"]
+        return layers.calls(self.layer_errors, self.differences, *asked)
 
     def layers(
         self, request: wire_requests.LayersRequest
     ) -> tuple[wire_layers.LayerMap, list[memoryview]]:
-        paths = list(dict.fromkeys(self._layer(row["path"]) for row in self.data))
-        worst: dict[tuple[str, int], wire.Row] = {}
-        for row in self.data:
-            cell = self._layer(row["path"]), row["step"]
-            if cell not in worst or self._state(row) > self._state(worst[cell]):
-                worst[cell] = row
-        cells = [worst.get((path, step["index"])) for path in paths for step in self.steps]
-        arrays = [
-            np.array([np.nan if row is None else row["error"] for row in cells], "<f4"),
-            np.array([np.nan if row is None else row["limit"] for row in cells], "<f4"),
-            np.array([-1 if row is None else row["id"] for row in cells], "<i4"),
-            np.array([0 if row is None else self._state(row) for row in cells], "u1"),
-        ]
-        layers: list[wire_layers.Layer] = [
-            {"path": path, "type": "Layer", "node": self.ids[path] if path else -1}
-            for path in paths
-        ]
-        return {"layers": layers, "steps": len(self.steps)}, [
-            memoryview(array.tobytes()) for array in arrays
-        ]
+        found = self.layer_errors
+        grids = found.error, found.limit, found.row, found.state
+        answer: wire_layers.LayerMap = {"layers": found.layers, "steps": len(self.steps)}
+        return answer, [memoryview(grid.tobytes()) for grid in grids]
 
     def worst(self, request: wire_requests.WorstRequest) -> wire.Worst:
         golden, mine = (self.tensor(request["row"], which) for which in ("golden", "mine"))
@@ -439,19 +365,11 @@ class FakeView:
         return self.overview({"op": "overview"})
 
     def children(self, request: wire_requests.ChildrenRequest) -> wire.Children:
-        parent = None if request["parent"] < 0 else self.tree[request["parent"]]["path"]
-        kids = self.kids.get(parent, [])
         self.asked.append(("children", request["parent"]))
-        return {
-            "total": len(kids),
-            "nodes": [
-                self.tree[self.ids[path]]
-                for path in kids[request["start"] : request["start"] + request["n"]]
-            ],
-        }
+        return super().children(request)
 
     def _listed(self, request, step: int = -1) -> list[wire.Row]:
-        path = self.tree[request["node"]]["path"] if request["node"] >= 0 else ""
+        path = self.tree.path(request["node"])
         wanted = filters.read(request["text"])
         found = [
             row
@@ -472,15 +390,12 @@ class FakeView:
         self.asked.append(("rows", request["start"]))
         if request["text"] == "boom":
             raise ZeroDivisionError("division\nby zero")
-        if problem := filters.problem(request["text"]):
-            return {"total": 0, "start": 0, "rows": [], "problem": problem}
-        rows = self._listed(request, request["step"])
-        return {
-            "total": len(rows),
-            "start": request["start"],
-            "rows": rows[request["start"] : request["start"] + request["n"]],
-            "problem": "",
-        }
+        return super().rows(request)
+
+    def listed(self, request: wire_requests.RowsRequest) -> wire.Page:
+        rows, start = self._listed(request, request["step"]), request["start"]
+        page = rows[start : start + request["n"]]
+        return {"total": len(rows), "start": start, "rows": page, "problem": ""}
 
     def first_rows(self, n: int) -> list[wire.Row]:
         return self.data[:n]
@@ -514,13 +429,14 @@ class FakeView:
             raise TensorLookupError(f"no row {request['row']}; there are {len(self.data)}")
         return self._located(request, self.data[request["row"]])
 
-    def path(self, request: wire_requests.PathRequest) -> wire_requests.PathAnswer:
-        names = request["path"].split(".")
-        above = ["", *(".".join(names[: n + 1]) for n in range(len(names)))]
-        return {"ids": list(dict.fromkeys(self.ids[path] for path in above if path in self.ids))}
+    def find(self, path: str, step: int | None, role: str) -> int:
+        raise NotImplementedError
 
     def snapshot(self, state: wire.State) -> None:
         return None
+
+    def load(self, row: int, which: Any) -> np.ndarray:
+        return self.tensor(row, which)
 
     def tensor(self, number: int, which: wire.Which) -> np.ndarray:
         row = self.data[number]
@@ -624,60 +540,9 @@ class FakeView:
             ]
         }
 
-    def view(self, request: wire_requests.ViewRequest) -> tuple[wire.View, list[memoryview]]:
-        tensor = self.tensor(request["row"], request["which"])
-        axes, size = request["axes"], request["size"]
-        plane = tensor[
-            tuple(slice(None) if axis in axes else at for axis, at in enumerate(request["fixed"]))
-        ]
-        if axes[0] > axes[1]:
-            plane = plane.T
-        rows, cols = plane.shape
-        y0, x0, y1, x1 = request["y0"], request["x0"], request["y1"] or rows, request["x1"] or cols
-        window = plane[y0:y1, x0:x1]
-        fy, fx = -(-window.shape[0] // size), -(-window.shape[1] // size)
-        cells = extremes(window, fy, fx)
-        answer: wire.View = {
-            "h": cells.shape[0],
-            "w": cells.shape[1],
-            "fy": fy,
-            "fx": fx,
-            "y0": y0,
-            "x0": x0,
-            "y1": y1,
-            "x1": x1,
-            "rows": rows,
-            "cols": cols,
-            "lo": float(np.nanmin(plane)),
-            "hi": float(np.nanmax(plane)),
-        }
-        return answer, [memoryview(np.ascontiguousarray(cells)).cast("B")]
-
     def heads(self, request: wire_requests.HeadsRequest) -> tuple[wire.Heads, list[memoryview]]:
         self.asked.append(("heads", request["row"]))
-        tensor = self.tensor(request["row"], request["which"])
-        view, cells = heads(
-            tensor,
-            request["axis"],
-            request["axes"],
-            request["fixed"],
-            request["size"],
-            request["first"],
-        )
-        return view, [memoryview(cells.tobytes())]
-
-    def histogram(self, request: wire_requests.HistogramRequest) -> wire.Histogram:
-        tensor = self.tensor(request["row"], request["which"])
-        finite = tensor[np.isfinite(tensor)]
-        counts, edges = np.histogram(finite, request["bins"])
-        return {
-            "lo": float(edges[0]),
-            "hi": float(edges[-1]),
-            "counts": counts.tolist(),
-            "nan": int(np.isnan(tensor).sum()),
-            "inf": 0,
-            "total": tensor.size,
-        }
+        return super().heads(request)
 
 
 def summary(row: wire.Row) -> Summary:
@@ -685,10 +550,7 @@ def summary(row: wire.Row) -> Summary:
     return Summary(row["dtype"], tuple(row["shape"]), low, high, mean, norm, row["nan"], row["inf"])
 
 
-def extremes(window: np.ndarray, fy: int, fx: int) -> np.ndarray:
-    """Return the element of largest magnitude of each block; a NaN wins."""
-    high, low = window, window
-    for axis, factor in enumerate((fy, fx)):
-        starts = np.arange(0, window.shape[axis], factor)
-        high, low = np.maximum.reduceat(high, starts, axis), np.minimum.reduceat(low, starts, axis)
-    return np.where(np.abs(high) >= np.abs(low), high, low).astype("<f4")
+def way(path: str) -> Iterator[str]:
+    """Yield the modules down to a path."""
+    names = path.split(".")
+    return (".".join(names[: n + 1]) for n in range(len(names)))

@@ -102,8 +102,8 @@ def test_the_tree_says_each_verdict_by_mark_and_rolls_mismatches_up(mount: Mount
 
 def test_a_module_whose_rows_have_no_partner_says_how_many(mount: Mount) -> None:
     view = FakeView(report=True)
-    node = next(node for node in view.tree if node["path"] == "lm_head")
-    node.update(bad=0, unmatched=1234, verdict="unmatched")
+    node = view.tree.at["lm_head"]
+    view.tree.bad[node], view.tree.near[node], view.tree.alone[node] = 0, 0, 1234
     page = mount(Explorer(view))
     head = page.get_by_role("treeitem", name=re.compile("^lm_head Linear unmatched"))
     expect(head.locator(".llmdebug-alone")).to_have_text("? 1,234")
