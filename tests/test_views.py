@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 from collections import Counter
@@ -28,6 +27,7 @@ from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.show.tables import EVERYTHING
 from llmdebug_nb.show.tree import Tree
 from models import generate, gpt2, llama, prompt, t5
+from recordings import recorded, recorded_both, scaled
 from view_requests import locate_request, row_request, rows_request, view_request
 
 BROKEN = "model.layers.1.mlp.act_fn"
@@ -35,16 +35,12 @@ BROKEN = "model.layers.1.mlp.act_fn"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    model = llama()
-    broken = copy.deepcopy(model)
-    broken.get_submodule(BROKEN).register_forward_hook(lambda module, args, out: out * 1.01)
-    found = []
-    for name, each in (("golden", model), ("mine", broken)):
-        with ld.dump(each, name=name, tokens="0-2", path=tmp_path_factory.mktemp(name)) as run:
-            each(prompt())
-            generate(each, new=4)
-        found.append(run)
-    return found
+    golden, mine = llama(), llama()
+    scaled(BROKEN, 1.01)(mine)
+    folder = tmp_path_factory.mktemp("runs")
+    return recorded_both(
+        golden, mine, lambda m: (m(prompt()), generate(m, new=4)), tokens="0-2", path=folder
+    )
 
 
 @pytest.fixture(scope="module", params=["run", "report"])
@@ -360,16 +356,13 @@ def test_figures_filter_rows_as_the_recorded_summaries_say(ask, view, runs, text
 def poisoned():
     """Two runs of a model that makes NaN and infinities, in other places in each run."""
     given = torch.tensor([[0.0, 1.0, -4.0, 0.5]])
-    found = []
-    for name, shift in (("golden", 0.0), ("mine", 4.0)):
-        model = torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU())
-        model[1].register_forward_hook(
+    models = []
+    for shift in (0.0, 4.0):
+        models.append(torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU()))
+        models[-1][1].register_forward_hook(
             lambda module, args, out, shift=shift: torch.log(args[0] + shift)
         )
-        with ld.dump(model, name=name) as run:
-            model(given)
-        found.append(run)
-    return found
+    return recorded_both(*models, lambda model: model(given))
 
 
 def test_nan_and_inf_are_found_on_either_side_of_a_pair_and_have_no_size(poisoned):
@@ -922,16 +915,10 @@ def test_pictures_of_layers_are_drawn_whatever_is_in_them():
 
 
 def test_sides_that_lie_differently_have_axes_of_their_own_and_worst_elements_of_the_difference():
-    model, ids = llama(), prompt()
-    broken = copy.deepcopy(model)
-    broken.get_submodule(BROKEN).register_forward_hook(lambda module, args, out: out * 1.5)
-    for name, each, tokens in (
-        ("golden", model, torch.cat([ids.flip(1), ids])),
-        ("mine", broken, ids),
-    ):
-        with ld.dump(each, name=name), torch.no_grad():
-            each(tokens)
-    view = ld.compare("golden", "mine").view()
+    golden, mine, ids = llama(), llama(), prompt()
+    scaled(BROKEN, 1.5)(mine)
+    theirs = recorded(golden, torch.cat([ids.flip(1), ids]), name="golden")
+    view = ld.compare(theirs, recorded(mine, ids, name="mine")).view()
     row = view.findings[0].difference.index
     sides = {side["which"]: side for side in view.detail({"op": "detail", "row": row})["sides"]}
     for which, batch in (("golden", 2), ("mine", 1), ("difference", 1)):
