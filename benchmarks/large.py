@@ -8,15 +8,17 @@ from typing import cast
 import numpy as np
 import torch
 
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.app.report import Report
+from llmdebug_nb.causes import causes
+from llmdebug_nb.comparison.differences import Comparison, Difference, RowVerdict
 from llmdebug_nb.comparison.judging import Judging
 from llmdebug_nb.core.batches import Batch
 from llmdebug_nb.core.columns import AT, COLUMNS, Row
-from llmdebug_nb.core.findings import Comparison, Difference, Finding, Pair, RowVerdict
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Node, RootCall
-from llmdebug_nb.explain import causes
-from llmdebug_nb.explain.blame import Explanation
+from llmdebug_nb.findings.blame import Explanation
+from llmdebug_nb.findings.finding import Finding
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.writer import Writer, create_run
 
@@ -132,7 +134,7 @@ def report(golden: Run, mine: Run) -> Report:
         worst.site.path, worst.op, 0, causes.INTRODUCED, "made up for the benchmark", worst
     )
     found = Explanation([finding], [frozenset([worst.index])])
-    return Report(golden, mine, cast(Judging, Judged(rows)), lambda _: found)
+    return Report((golden, mine), cast(Judging, Judged(rows)), lambda _: found)
 
 
 class Judged:
@@ -146,6 +148,9 @@ class Judged:
 
     def is_large(self, index: int) -> bool:
         return False
+
+    def says(self) -> str:
+        return ""
 
 
 def verdict(error: float) -> RowVerdict:

@@ -32,13 +32,14 @@ from ports.sets import PORTS
 from torch import nn
 
 import llmdebug_nb as ld
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.app import compare as stages
-from llmdebug_nb.core.findings import Difference, Pair
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, Site, Summary
-from llmdebug_nb.explain.frontier import Frontier
-from llmdebug_nb.explain.relation import relation
+from llmdebug_nb.relation.relation import relation
+from llmdebug_nb.search.frontier import Frontier
 
 STAGES = {
     "pairing": (stages, "pair"),

@@ -31,9 +31,9 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 import llmdebug_nb as ld
-from llmdebug_nb.core.opchecks import CallCheck
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.explain.operators import REPLAYED, bare_name
+from llmdebug_nb.replay.checks import CallCheck
+from llmdebug_nb.replay.operators import REPLAYED, bare_name
 from llmdebug_nb.store.run import Run
 
 DTYPES = torch.float32, torch.bfloat16, torch.float16

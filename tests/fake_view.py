@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from llmdebug_nb.align.pairs import Pair
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.errors import DumpWriteError, TensorLookupError
-from llmdebug_nb.core.findings import Difference, Pair
 from llmdebug_nb.core.records import Node, Record, RootCall, Site, Summary
 from llmdebug_nb.show import filters, layers, wire, wire_findings, wire_layers, wire_requests
 from llmdebug_nb.show.columns import Columns
@@ -159,10 +160,10 @@ class FakeView(View):
         return Counter(row[of] for row in self.data if verdict in (None, row["verdict"]))
 
     def _tree(self) -> Tree:
-        verdicts = ("within_noise", "unmatched", "expected") if self.report else ()
-        counts = [self._counted("path", verdict) for verdict in (None, "diverged", *verdicts)]
+        verdicts = (None, "diverged", "within_noise", "unmatched", "expected")
+        rows, bad, *judged = (self._counted("path", verdict) for verdict in verdicts)
         comments = {r["path"]: [r["expected"]] for r in self.data if r["verdict"] == "expected"}
-        return Tree(self.nodes, *counts, comments=comments)
+        return Tree(self.nodes, rows, bad, tuple(judged) if self.report else None, comments)
 
     tree: Any = None  # as `expect` makes another
 

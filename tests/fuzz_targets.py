@@ -24,15 +24,15 @@ from llmdebug_nb.app.opcheck.checking import How, check_all
 from llmdebug_nb.app.opcheck.choosing import Choice, calls_of
 from llmdebug_nb.app.opcheck.journal import Journal
 from llmdebug_nb.capture import control_file
-from llmdebug_nb.core.opchecks import METRICS, OpCheckResult
-from llmdebug_nb.core.row_filter import RowFilter
 from llmdebug_nb.notebook import desk, desk_wire
 from llmdebug_nb.notebook.bridge import check_request
+from llmdebug_nb.replay.checks import METRICS, OpCheckResult
 from llmdebug_nb.show import wire_requests
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.store import catalog, expected
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store.checked import shape_of
+from llmdebug_nb.store.row_filter import RowFilter
 from llmdebug_nb.store.topology import document
 
 Case = Callable[[random.Random, Path], object]

@@ -16,9 +16,9 @@ import llmdebug_nb as ld
 import reimplemented
 from llmdebug_nb.align import pairing
 from llmdebug_nb.align.matches import ValueMatches
+from llmdebug_nb.align.reasons import Reason
 from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
-from llmdebug_nb.core import reasons
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, Site
 from models import gpt2, llama, prompt
@@ -522,7 +522,7 @@ def test_a_wrapped_model_pairs_completely_and_only_the_wrapping_stays_alone(wrap
     assert _alone(report, "golden") == set()
     assert Counter(d.verdict for d in _paired(report)) == {"match": len(golden)}
     assert all(
-        d.reason == f"only in mine: {reasons.NO_PATH}"
+        d.reason == f"only in mine: {Reason.NO_PATH.text}"
         for d in report.differences
         if d.verdict == "unmatched"
     )
@@ -655,7 +655,7 @@ def test_runs_of_modules_and_of_operators_say_which_level_the_other_lacks():
     )
     alone = [d for d in report.differences if d.verdict == "unmatched"]
     assert alone
-    assert {d.reason for d in alone} == {f"only in mine: {reasons.NO_LEVEL}"}
+    assert {d.reason for d in alone} == {f"only in mine: {Reason.NO_LEVEL.text}"}
 
 
 # --- batches and tokens ------------------------------------------------------------------------

@@ -14,14 +14,15 @@ from torch import nn
 from torch.nn import functional as F
 
 import llmdebug_nb as ld
+from llmdebug_nb.causes import causes
 from llmdebug_nb.comparison.engine import error
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.records import CallKey
-from llmdebug_nb.explain import causes, execution, operators, replay
-from llmdebug_nb.explain.arguments import arguments_of
-from llmdebug_nb.explain.operators import CannotReplay
-from llmdebug_nb.explain.runs import Runs, Side
-from llmdebug_nb.explain.swap import run_on_golden_inputs, untouched
+from llmdebug_nb.replay import execution, operators, replay
+from llmdebug_nb.replay.arguments import arguments_of
+from llmdebug_nb.replay.operators import CannotReplay
+from llmdebug_nb.replay.runs import Runs, Side
+from llmdebug_nb.replay.swap import run_on_golden_inputs, untouched
 from models import generate, gpt2, hooks_left, llama, mixtral, prompt, qwen2
 from recordings import AGREED, compared
 
@@ -151,6 +152,30 @@ def test_other_positions_are_a_wrong_input():
     )
     finding = one(ld.compare(golden, mine))
     assert finding.cause == causes.WRONG_POSITION
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_module_names_its_scalar_though_its_parts_have_recorded_weights(weights):
+    class Gated(nn.Module):
+        def __init__(self, share):
+            super().__init__()
+            self.left, self.right, self.share = nn.Linear(12, 12), nn.Linear(12, 12), share
+
+        def forward(self, x):
+            return self.right(self.left(x).tanh() * self.share)
+
+    def program(share):
+        torch.manual_seed(4)
+        return nn.Sequential(nn.Linear(12, 12), Gated(share), nn.Linear(12, 3))
+
+    x = torch.randn(5, 12, generator=torch.Generator().manual_seed(2))
+    golden, mine = (
+        record(program(share), name, work=lambda model: model(x), weights=weights)
+        for name, share in (("golden", 0.5), ("mine", 0.8))
+    )
+    finding = one(ld.compare(golden, mine))
+    assert (finding.path, finding.cause) == ("1", causes.SCALAR)
+    assert "share is 0.5 in golden and 0.8 in mine" in finding.evidence
 
 
 def test_a_dropped_soft_cap_is_an_operator_that_only_golden_has():
@@ -479,7 +504,7 @@ def test_indices_and_sizes_are_read_back():
 
 
 def _call_of(report, path):
-    from llmdebug_nb.explain.calls import Calls
+    from llmdebug_nb.graph.compared_calls import Calls
 
     return next(c for c in Calls(list(report.differences), "forward").all if c.path == path)
 

@@ -19,9 +19,9 @@ import llmdebug_nb as ld
 from fake_vllm import LLM, Cached, New, Runner, Scheduled, Whole, installed, served
 from llmdebug_nb.app.scratch import Scratch
 from llmdebug_nb.core.errors import CompareError
-from llmdebug_nb.core.sequences import Place, TokenSequence, shared
 from llmdebug_nb.store.by_token import Sizes, rows_of
 from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.sequences import Place, TokenSequence, shared
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import llmdebug_nb as ld
-from llmdebug_nb.comparison import tolerance
 from llmdebug_nb.comparison.choices import gap
+from llmdebug_nb.comparison.rules import Rule
 from models import prompt
 from test_places import AGREED
 
@@ -102,7 +102,7 @@ def test_noise_of_another_attention_excuses_no_wrong_choice_of_experts(bug, kind
         if bug is not None:
             model.model.layers[1].mlp.gate.register_forward_hook(bug)
     report = ld.compare(*runs, progress=False)
-    assert not any(d.reason == tolerance.NEAR_TIE for d in report.differences)
+    assert not any(d.rule is Rule.NEAR_TIE for d in report.differences)
     if bug is None:
         assert report.verdict in AGREED
         return

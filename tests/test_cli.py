@@ -125,7 +125,7 @@ def test_launching_a_program_imports_nothing_that_compares():
         "import sys; from llmdebug_nb.cli import main\n"
         "try: main(['dump', '--', 'no such program'])\n"
         "finally: print([name for name in sys.modules if name in"
-        " ('torch', 'llmdebug_nb.core.findings', 'llmdebug_nb.app.uploading')])"
+        " ('torch', 'llmdebug_nb.comparison.differences', 'llmdebug_nb.app.uploading')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "[]", done

@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from llmdebug_nb.core.findings import Difference, Pair
+from llmdebug_nb.align.pairs import Pair
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.paths import within
 from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.show import tensors

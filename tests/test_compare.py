@@ -11,7 +11,7 @@ from torch import nn
 
 import llmdebug_nb as ld
 from llmdebug_nb.align import pairing
-from llmdebug_nb.core import reasons
+from llmdebug_nb.align.reasons import Reason
 from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.notebook import display
 from models import ARCHITECTURES, generate, gpt2, llama, prompt
@@ -132,9 +132,9 @@ def test_rows_without_a_partner_stay_visible_on_both_sides_with_a_reason():
         for d in report.differences
         if d.verdict == "unmatched"
     }
-    assert seen[False, "b"] == f"only in golden: {reasons.NOT_RECORDED}"
-    assert seen[False, "a"] == f"only in golden: {reasons.NO_CALL}"
-    assert seen[True, "a"] == f"only in mine: {reasons.NO_STEP}"
+    assert seen[False, "b"] == f"only in golden: {Reason.NOT_RECORDED.text}"
+    assert seen[False, "a"] == f"only in golden: {Reason.NO_CALL.text}"
+    assert seen[True, "a"] == f"only in mine: {Reason.NO_STEP.text}"
     order = [d.pair.either.seq for d in report.differences if d.pair.golden]
     assert order == sorted(order)
 

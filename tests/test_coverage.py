@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import llmdebug_nb as ld
+from llmdebug_nb.align.pairs import Pair
+from llmdebug_nb.align.reasons import Reason
 from llmdebug_nb.cli import main
 from llmdebug_nb.comparison.coverage import coverage, why_incomparable
-from llmdebug_nb.core.findings import Coverage, Difference, Pair
-from llmdebug_nb.core.reasons import FOLDED, REJOINED
+from llmdebug_nb.comparison.differences import Coverage, Difference
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core.records import Record, Site, Summary
 from models import gpt2, llama, prompt
 
@@ -21,15 +23,15 @@ OURS, THEIRS = [(KIND, "xxh3:a")], [(KIND, "xxh3:b")]
 
 def row(path, verdict, *, content, role="output", sides="both", error=None, **rest):
     """A difference of a float tensor; ``content`` stands for its bytes."""
-    at, reason, why = rest.pop("step", 0), rest.pop("reason", None), rest.pop("why", "")
+    at, rule = rest.pop("step", 0), rest.pop("rule", Rule.NOISE)
+    reason = rest.pop("why", Reason.SAME_SITE)
     number = row.number = getattr(row, "number", 0) + 1
     summary = Summary("float32", (2, 8), -1.0, 1.0, 0.0, 3.0, 0, 0, 0, f"xxh3:{content}")
     record = Record(number, Site(path, at, role=role, **rest), number, "Linear", summary)
-    pair = Pair(
-        record if sides != "mine" else None, record if sides != "golden" else None, why or "path"
-    )
+    golden, mine = (record if sides in ("both", side) else None for side in ("golden", "mine"))
+    pair = Pair(golden, mine, reason.text, reason=reason)
     metrics = {} if error is None else {"relative_euclidean_distance": error}
-    return Difference(number, pair, verdict, error, 1e-6, metrics, reason)
+    return Difference(number, pair, verdict, error, 1e-6, metrics, rule=rule)
 
 
 def test_values_are_counted_once_wherever_they_are_seen():
@@ -44,7 +46,7 @@ def test_values_are_counted_once_wherever_they_are_seen():
 
 def test_a_value_written_otherwise_is_no_match_but_counts():
     rows = [
-        row("fc/Torch.mul", "unmatched", content="scaled", sides="golden", reason=REJOINED),
+        row("fc/Torch.mul", "unmatched", content="scaled", sides="golden", rule=Rule.REJOINED),
         row("fc/Torch.add", "match", content="sum", error=0.0),
         row("fc", "match", content="sum", error=0.0),
         row("", "diverged", content="out", error=0.5),
@@ -60,7 +62,7 @@ def test_what_mine_did_not_record_or_cannot_have_does_not_count():
         row("", "match", content="out", error=0.0),
         row("", "unmatched", content="later", sides="golden", step=1),  # mine has no step 1
         row("fc/Torch.mul", "unmatched", content="inner", sides="golden"),  # nor operators
-        row("fc", "unmatched", content="folded", sides="golden", why=FOLDED),
+        row("fc", "unmatched", content="folded", sides="golden", why=Reason.FOLDED),
         row("fc", "unmatched", content="own", sides="golden"),
     ]
     assert coverage(rows) == Coverage(1, 1, 2, 1, 0)

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional
 
 import llmdebug_nb as ld
-from llmdebug_nb.core.findings import Coverage
-from llmdebug_nb.core.reasons import REJOINED
+from llmdebug_nb.comparison.differences import Coverage
+from llmdebug_nb.comparison.rules import Rule
 from recordings import AGREED, record
 
 
@@ -53,9 +53,9 @@ def compare(tmp_path):
 
 
 def _reasons(report, path, role="output"):
-    """Return why golden's tensors at a place have no partner."""
+    """Return which rules say why golden's tensors at a place have no partner."""
     rows = (d for d in report.differences if d.pair.golden and d.pair.mine is None)
-    return {d.reason for d in rows if (d.site.path, d.site.role) == (path, role)}
+    return {d.rule for d in rows if (d.site.path, d.site.role) == (path, role)}
 
 
 @pytest.mark.parametrize("options", [{}, {"weights": True}], ids=str)
@@ -65,7 +65,7 @@ def test_a_value_inside_of_mines_fused_call_is_equal_in_effect_if_what_is_made_o
     golden = Gated(nn.SiLU())
     report = compare(golden, Fused(golden), **options)
     assert report.verdict in AGREED
-    assert _reasons(report, "act") == {REJOINED}
+    assert _reasons(report, "act") == {Rule.REJOINED}
     assert report.coverage.rejoined
 
 
@@ -74,7 +74,7 @@ def test_what_nothing_is_made_of_stays_without_a_partner(compare):
     report = compare(golden, Fused(golden), mode="module+api")
     assert report.verdict in AGREED
     (reason,) = _reasons(report, "/Torch.tanh")
-    assert reason != REJOINED
+    assert reason is not Rule.REJOINED
 
 
 def test_a_value_of_which_something_else_is_made_is_not_equal_in_effect(compare):
@@ -82,7 +82,7 @@ def test_a_value_of_which_something_else_is_made_is_not_equal_in_effect(compare)
     report = compare(golden, Fused(golden, functional.gelu))
     assert report.verdict == "diverged"
     (reason,) = _reasons(report, "act")
-    assert reason != REJOINED
+    assert reason is not Rule.REJOINED
 
 
 def test_a_verdict_that_rests_on_few_values_says_so_however_many_are_equal_in_effect():

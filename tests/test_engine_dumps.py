@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import llmdebug_nb as ld
-from llmdebug_nb.core.reasons import REJOINED
+from llmdebug_nb.comparison.rules import Rule
 from recordings import boundaries
 
 DATA = Path(__file__).parent / "data"
@@ -76,8 +76,8 @@ def test_a_right_engine_agrees_with_transformers(runs: Runs, engine: str, name: 
     report = ld.compare(runs[engine]["golden"], runs[engine][name])
     assert (report.verdict, report.findings) == ("within_noise", [])
     partners, alone = boundaries(report)
-    reasons = {d.site.path: d.reason for d in report.differences if d.site.path in alone}
-    written_otherwise = {path for path in alone if reasons[path] == REJOINED}
+    reasons = {d.site.path: d.rule for d in report.differences if d.site.path in alone}
+    written_otherwise = {path for path in alone if reasons[path] is Rule.REJOINED}
     assert len(partners | written_otherwise) >= 0.9 * len(partners | alone), alone
 
 

@@ -16,7 +16,6 @@ from torch import nn
 import llmdebug_nb as ld
 from llmdebug_nb.cli import main
 from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError, OptionError
-from llmdebug_nb.core.findings import Expectation
 from llmdebug_nb.core.paths import within
 from llmdebug_nb.core.records import Site
 from llmdebug_nb.notebook.bridge import Bridge
@@ -25,6 +24,7 @@ from llmdebug_nb.show import html
 from llmdebug_nb.show.tables import EVERYTHING
 from llmdebug_nb.show.text import notebook_text, report_text
 from llmdebug_nb.store import expected as marks
+from llmdebug_nb.store.expectation import Expectation
 from llmdebug_nb.store.run import Run
 from models import llama, prompt
 
@@ -217,6 +217,136 @@ def test_a_marked_tensor_is_expected_wherever_it_is_seen(tmp_path):
     report.expect(row)
     assert report.verdict == "expected"
     assert all(finding.expected for finding in report.findings)
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_recorded_weights_blame_no_module_behind_what_is_marked(tmp_path, weights):
+    """A replay of the module shows that its code only passes the difference on."""
+
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x):
+            return self.right(self.left(x).sigmoid() * x)
+
+    def program():
+        torch.manual_seed(7)
+        return nn.Sequential(nn.LayerNorm(16), Gated(), Gated(), nn.Linear(16, 4))
+
+    def record(model, name):
+        with ld.dump(model, name=name, weights=weights, path=tmp_path) as run, torch.no_grad():
+            model(torch.randn(6, 16, generator=torch.Generator().manual_seed(1)))
+        return run
+
+    golden, mine = program(), program()
+    nn.init.constant_(mine[0].weight, 2.0)
+    report = ld.compare(record(golden, "golden"), record(mine, "mine"), progress=False)
+    report.expect("0", "stored with another offset")
+    assert [f.path for f in report.findings if f.expected is None] == []
+    assert report.verdict == "expected"
+
+
+class _Level(nn.Module):
+    """Gives a constant in the shape of what it takes."""
+
+    def __init__(self, level):
+        super().__init__()
+        self.level = level
+
+    def forward(self, x):
+        return torch.full_like(x, self.level)
+
+
+class _Sums(nn.Module):
+    """Adds a level to each half of what it takes."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x):
+        left, right = x.chunk(2)
+        return left + self.first(left), right + self.second(right)
+
+
+def _compared(golden, mine, path, **options):
+    """Return the report on two models that take the same numbers."""
+
+    def record(model, name):
+        with ld.dump(model, name=name, path=path, **options) as run, torch.no_grad():
+            model(torch.randn(8, 16, generator=torch.Generator().manual_seed(1)))
+        return run
+
+    return ld.compare(record(golden, "golden"), record(mine, "mine"), progress=False)
+
+
+def _unexpected(report):
+    return [finding.path for finding in report.findings if finding.expected is None]
+
+
+@pytest.mark.parametrize("mode", ["module", ("module", "api")])
+def test_two_bugs_that_give_one_constant_are_two_and_a_mark_on_one_leaves_the_other(tmp_path, mode):
+    golden, mine = (_Sums(_Level(level), _Level(level)) for level in (0.5, 0.6))
+    report = _compared(golden, mine, tmp_path, mode=mode)
+    found = sorted(path.partition("/")[0] for path in _unexpected(report))
+    assert found == ["first", "second"]
+    report.expect("first", "wanted")
+    assert report.verdict == "diverged"
+    assert [path.partition("/")[0] for path in _unexpected(report)] == ["second"]
+    report.expect("second", "wanted as well")
+    assert (report.verdict, _unexpected(report)) == ("expected", [])
+
+
+def test_weights_that_are_the_same_constants_are_two_findings(tmp_path):
+    """As a converter makes them that adds one to what a norm was stored with."""
+
+    def program(weight):
+        torch.manual_seed(2)
+        model = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16), nn.LayerNorm(16))
+        for norm in (model[0], model[2]):
+            nn.init.constant_(norm.weight, weight)
+        return model
+
+    golden, mine = program(1.0), program(2.0)
+    report = _compared(golden, mine, tmp_path, weights=True)
+    assert sorted(_unexpected(report)) == ["0", "2"]
+    report.expect("0", "wanted")
+    assert (report.verdict, _unexpected(report)) == ("diverged", ["2"])
+
+
+@pytest.mark.parametrize("change", [1.2, 3.0])
+@pytest.mark.parametrize("mode", ["module", ("module", "api")])
+def test_a_marked_constant_is_expected_wherever_modules_hand_it_on(tmp_path, mode, change):
+    golden, mine = (
+        nn.Sequential(nn.Linear(16, 16), nn.Sequential(nn.Sequential(_Level(level))), nn.Identity())
+        for level in (0.5, 0.5 * change)
+    )
+    mine[0].load_state_dict(golden[0].state_dict())
+    report = _compared(golden, mine, tmp_path, mode=mode)
+    report.expect("1.0.0", "wanted")
+    assert (report.verdict, _unexpected(report)) == ("expected", [])
+
+
+def test_a_mark_on_a_constant_of_unseen_code_covers_all_calls_that_are_given_it(tmp_path):
+    class Scaled(nn.Module):
+        def forward(self, x, scale):
+            return x * scale
+
+    class Scales(nn.Module):
+        def __init__(self, scale):
+            super().__init__()
+            self.one, self.two, self.scale = Scaled(), Scaled(), scale
+
+        def forward(self, x):
+            scale = torch.full((16,), self.scale)
+            return self.one(x, scale), self.two(x.sin(), scale)
+
+    report = _compared(Scales(1.0), Scales(1.2), tmp_path)
+    rows = [d for d in report.differences if (d.site.path, d.site.slot) == ("one", "1")]
+    report.expect(rows[0])
+    assert (report.verdict, _unexpected(report)) == ("expected", [])
 
 
 def test_a_pattern_does_not_cover_what_is_large_or_no_float(one, model, tmp_path):

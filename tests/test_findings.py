@@ -8,14 +8,17 @@ import pytest
 import torch
 
 import llmdebug_nb as ld
-from llmdebug_nb.core.findings import Difference, Finding, LinePair, Pair, Source
+from llmdebug_nb.align.pairs import Pair
+from llmdebug_nb.causes import causes
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.records import Frame, Record, Site, Summary
-from llmdebug_nb.explain import causes
-from llmdebug_nb.explain.summary import sentences
+from llmdebug_nb.findings.finding import Finding
+from llmdebug_nb.findings.summary import sentences
 from llmdebug_nb.show.findings import detail
 from llmdebug_nb.show.html import finding_fragment
 from llmdebug_nb.show.telling import rows
 from llmdebug_nb.show.text import finding_text
+from llmdebug_nb.source.lines import LinePair, Source
 from models import llama, prompt
 
 GOLDEN = Source(

@@ -15,20 +15,21 @@ from torch.nn import functional as F
 
 import llmdebug_nb as ld
 from llmdebug_nb.align.pairing import pair
+from llmdebug_nb.align.pairs import Pair
+from llmdebug_nb.causes import causes
+from llmdebug_nb.causes.judge import Judge
+from llmdebug_nb.causes.tensor_kinds import near
+from llmdebug_nb.comparison.differences import Difference
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core.errors import CorruptDumpError
-from llmdebug_nb.core.findings import Difference, Pair
-from llmdebug_nb.core.reasons import REJOINED
 from llmdebug_nb.core.records import Record, Site, Summary
-from llmdebug_nb.explain import causes
-from llmdebug_nb.explain.calls import Calls, ComparedCall
-from llmdebug_nb.explain.edges import near
-from llmdebug_nb.explain.entries import back
-from llmdebug_nb.explain.flow import Flow
-from llmdebug_nb.explain.flow_calls import FlowCall
-from llmdebug_nb.explain.frontier import Frontier
-from llmdebug_nb.explain.judge import Judge
-from llmdebug_nb.explain.origin import Origin
-from llmdebug_nb.explain.region import Region
+from llmdebug_nb.graph.compared_calls import Calls, ComparedCall
+from llmdebug_nb.graph.data_dependence import Origin
+from llmdebug_nb.graph.flow import Flow
+from llmdebug_nb.graph.flow_calls import FlowCall
+from llmdebug_nb.graph.region import Region
+from llmdebug_nb.graph.trace_back import back
+from llmdebug_nb.search.frontier import Frontier
 from recordings import AGREED
 from recordings import record as recorded
 
@@ -537,7 +538,7 @@ def test_cosines_are_equal_in_effect_if_all_that_takes_them_is_the_attention_of_
     assert flat_report.verdict in AGREED
     places = {("part.turn", "output"), ("part.block", "input"), ("part.block.attention", "input")}
     alone = [d for d in flat_report.differences if d.pair.mine is None]
-    rejoined = {(d.site.path, d.site.role) for d in alone if d.reason == REJOINED}
+    rejoined = {(d.site.path, d.site.role) for d in alone if d.rule is Rule.REJOINED}
     assert places <= rejoined, {(d.site.path, d.site.role): d.reason for d in alone}
 
 
@@ -1178,20 +1179,20 @@ def test_a_damaged_dump_met_while_blaming_is_told_and_is_no_error_of_ours(monkey
     def fails(*args):
         raise CorruptDumpError("the code of a call stack is damaged")
 
-    monkeypatch.setattr("llmdebug_nb.explain.blame._Search._finding", fails)
+    monkeypatch.setattr("llmdebug_nb.findings.blame._Search._finding", fails)
     report = compared(softmaxed, over_rows)
     assert report.verdict == "diverged"
     assert "could not be searched: the code of a call stack is damaged" in str(report)
 
 
-@pytest.mark.parametrize("broken", ["judge.Judge.blamed", "blame._Search._finding"])
+@pytest.mark.parametrize("broken", ["causes.judge.Judge.blamed", "findings.blame._Search._finding"])
 def test_an_error_while_blaming_leaves_table_and_verdict_and_is_told(monkeypatch, broken):
     whole = compared(softmaxed, over_rows)
 
     def fails(*args):
         raise KeyError("no such thing")
 
-    monkeypatch.setattr(f"llmdebug_nb.explain.{broken}", fails)
+    monkeypatch.setattr(f"llmdebug_nb.{broken}", fails)
     with pytest.warns(RuntimeWarning, match="could not be searched.*KeyError"):
         report = compared(softmaxed, over_rows)
     assert report.verdict == whole.verdict == "diverged"

@@ -13,9 +13,9 @@ import pytest
 
 import ggml_by_hand as by_hand
 import llmdebug_nb as ld
-from llmdebug_nb.core.opchecks import UNKNOWN
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.explain.reference import ggml_calls
+from llmdebug_nb.reference import ggml_calls
+from llmdebug_nb.replay.checks import UNKNOWN
 
 TOKENS = ([3, 1, 4], [3])  # of the two steps
 # coarse: halves, or integers in blocks; the others are float32

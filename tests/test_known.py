@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from llmdebug_nb.explain.inside import Values
+from llmdebug_nb.search.value_sets import Values
 from test_frontier import compared
 
 LIMIT = 1e-6  # relative L2, as the rounding of a few float32 operators makes

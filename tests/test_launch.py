@@ -544,7 +544,7 @@ def test_a_folder_that_the_launcher_did_not_make_is_no_launch(tmp_path, monkeypa
     folder = tmp_path / "launch"
     folder.mkdir(mode=0o700)
     handover = Handover(folder)
-    handover.write_options({})
+    handover.write_options({}, ["torch"])
     monkeypatch.setenv("LLMDEBUG_LAUNCH", str(folder))
     assert Handover.here() is not None
     if how == "a link":

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import llmdebug_nb as ld
-from llmdebug_nb.core.listings import Listing
-from llmdebug_nb.explain.side_by_side import aligned
+from llmdebug_nb.source.listings import Listing
+from llmdebug_nb.source.side_by_side import aligned
 from recordings import change_index
 
 GOLDEN = '''\

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import llmdebug_nb as ld
-from llmdebug_nb.explain.reference.ggml_calls import FORMULAS
+from llmdebug_nb.reference.ggml_calls import FORMULAS
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = Path(os.environ.get("LLMDEBUG_LLAMACPP", ROOT / ".venv" / "llamacpp")) / "bin" / "python"

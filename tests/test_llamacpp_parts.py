@@ -18,6 +18,7 @@ from llmdebug_nb.capture.compat.llamacpp_api import BatchRow
 from llmdebug_nb.capture.engines import llamas
 from llmdebug_nb.capture.engines.ggml_axes import Shape, tokens_first, tokens_of
 from llmdebug_nb.capture.engines.ggml_graph import Graph, GraphNode, Keys, NodeKey, has_values
+from llmdebug_nb.capture.engines.llamacpp_runtime import LLAMA_CPP
 from llmdebug_nb.capture.engines.texts import Texts, parts_of
 from llmdebug_nb.capture.request_filter import Part
 from llmdebug_nb.core.errors import CaptureError
@@ -76,13 +77,13 @@ def test_a_llama_is_known_only_if_the_program_imported_llama_cpp(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delitem(sys.modules, "llama_cpp", raising=False)
-    assert not llamacpp_api.is_llama(object())
+    assert not LLAMA_CPP.is_model(object())
     assert "llama_cpp" not in sys.modules
     module = types.ModuleType("llama_cpp")
     module.Llama = type("Llama", (), {})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "llama_cpp", module)
-    assert llamacpp_api.is_llama(module.Llama())  # type: ignore[attr-defined]
-    assert not llamacpp_api.is_llama(module.Llama)  # type: ignore[attr-defined]
+    assert LLAMA_CPP.is_model(module.Llama())  # type: ignore[attr-defined]
+    assert not LLAMA_CPP.is_model(module.Llama)  # type: ignore[attr-defined]
 
 
 class _Llama:

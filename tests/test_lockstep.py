@@ -13,11 +13,7 @@ import torch
 
 import llmdebug_nb as ld
 from llmdebug_nb.app.lockstep.window import Held, Place, Window
-from llmdebug_nb.core.errors import (
-    CaptureError,
-    OptionError,
-    TensorLookupError,
-)
+from llmdebug_nb.core.errors import CaptureError, OptionError, TensorLookupError
 from lockstep_pairs import (
     ALL,
     BUGS,

@@ -14,10 +14,7 @@ import pytest
 
 import llmdebug_nb as ld
 from llmdebug_nb.app.lockstep import frames
-from llmdebug_nb.core.errors import (
-    CaptureError,
-    PeerError,
-)
+from llmdebug_nb.core.errors import CaptureError, PeerError
 from lockstep_pairs import BUGS, DOWN, INPUTS, NORM, SECRET, hooks, nothing_is_left, told, two  # noqa: F401
 from recordings import scaled
 

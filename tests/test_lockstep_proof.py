@@ -10,10 +10,7 @@ import pytest
 import torch
 
 import llmdebug_nb as ld
-from llmdebug_nb.core.errors import (
-    OptionError,
-    ProofError,
-)
+from llmdebug_nb.core.errors import OptionError, ProofError
 from lockstep_pairs import BUGS, DOWN, INPUTS, NORM, dumped, hooks, nothing_is_left, told, two  # noqa: F401
 from recordings import record, scaled
 

@@ -12,8 +12,8 @@ import torch
 import llmdebug_nb as ld
 from fake_vllm import LLM, Runner, Whole, installed, served
 from llmdebug_nb.cli import main
+from llmdebug_nb.comparison.token_checks import TokenCheck, mismatch
 from llmdebug_nb.core.errors import CompareError, OptionError
-from llmdebug_nb.core.token_checks import TokenCheck, mismatch
 from llmdebug_nb.store.run import Run
 
 PROMPTS = {"a": 3, "b": 5}  # tokens

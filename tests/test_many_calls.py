@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 import llmdebug_nb as ld
 from layout_files import EXAMPLE, write
 from llmdebug_nb.align.calls import same_features, same_kind
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.align.results import ResultMatches
-from llmdebug_nb.core.findings import Difference, Pair
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.paths import ancestors
 from llmdebug_nb.core.records import Record, Site, Summary
-from llmdebug_nb.explain.flow import Flow
+from llmdebug_nb.graph.flow import Flow
 
 MANY = 20_000
 BUSY = 30.0  # CPU seconds of a busy machine; each takes less than two, and took minutes before

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from llmdebug_nb.align.pairing import pair
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.comparison import engine, jobs, threads
 from llmdebug_nb.comparison.jobs import Job, Outcome
 from llmdebug_nb.comparison.metrics import compare
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.determinism import threads as torch_threads
 from llmdebug_nb.core.errors import CorruptDumpError
-from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, Site
 

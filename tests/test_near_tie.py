@@ -8,9 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import llmdebug_nb as ld
-from llmdebug_nb.explain import causes, near_tie
-from llmdebug_nb.explain.flow import Flow
-from llmdebug_nb.explain.region import Region
+from llmdebug_nb.causes import causes
+from llmdebug_nb.graph.flow import Flow
+from llmdebug_nb.graph.region import Region
+from llmdebug_nb.search import near_tie
 from recordings import record
 
 WIDTH, EXPERTS, TOKENS = 16, 4, 12

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import llmdebug_nb as ld
-from llmdebug_nb.explain import causes, numbers
+from llmdebug_nb.causes import causes
+from llmdebug_nb.search import swap_numbers
 from recordings import AGREED
 from recordings import record as recorded
 
@@ -124,7 +125,7 @@ def test_an_eps_of_a_norm_is_compared_with_one_of_a_formula(golden, mine, where,
 )
 def test_only_what_may_be_a_fraction_is_exchanged(op, given, exchanged):
     scalars = {slot: (type(x).__name__, repr(x)) for slot, x in given.items()}
-    assert set(numbers._exchanged(op, scalars)) == exchanged
+    assert set(swap_numbers._exchanged(op, scalars)) == exchanged
 
 
 def test_norms_of_one_eps_agree_however_they_are_written():

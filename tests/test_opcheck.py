@@ -19,10 +19,10 @@ from llmdebug_nb.app.opcheck.checking import Checker, How
 from llmdebug_nb.app.opcheck.choosing import Choice, calls_of
 from llmdebug_nb.cli import main
 from llmdebug_nb.comparison import standards
-from llmdebug_nb.core import opchecks
 from llmdebug_nb.core.errors import OptionError, TensorLookupError
-from llmdebug_nb.core.opchecks import CallCheck, OpCheckResult, OutputCheck
 from llmdebug_nb.core.records import CallKey, Record
+from llmdebug_nb.replay import checks
+from llmdebug_nb.replay.checks import CallCheck, OpCheckResult, OutputCheck
 from llmdebug_nb.show.spreadsheet import workbook
 from llmdebug_nb.store.run import Run
 from models import ARCHITECTURES, llama
@@ -74,7 +74,7 @@ def test_generation_with_masks_padding_and_caches_raises_no_alarm(architecture, 
     result = ld.opcheck(run).result
     assert [str(each) for each in result.wrong] == []
     assert _adds_up(result)
-    assert set(result.not_checked) <= {opchecks.UNSET}
+    assert set(result.not_checked) <= {checks.UNSET}
     assert result.checked > 0.98 * result.total
 
 
@@ -148,7 +148,7 @@ def test_a_wrong_activation_is_found_and_nothing_else(fault, dtype, monkeypatch)
     check = ld.opcheck(run, rerun=True)
     assert check.verdict == "wrong"
     assert [each.op for each in check.wrong] == ["Functional.silu"]
-    assert check.wrong[0].again == opchecks.RECORD_IS_WRONG
+    assert check.wrong[0].again == checks.RECORD_IS_WRONG
 
 
 class Polar(nn.Module):
@@ -215,7 +215,7 @@ def test_a_kernel_that_is_wrong_here_is_told_from_a_wrong_recording(fault, dtype
     finally:
         library._destroy()
     assert [each.op for each in check.wrong] == ["Functional.silu"]
-    assert check.wrong[0].again == opchecks.OPERATOR_IS_WRONG
+    assert check.wrong[0].again == checks.OPERATOR_IS_WRONG
 
 
 def test_wrong_indices_are_found_and_ties_are_none(monkeypatch):
@@ -404,14 +404,14 @@ def test_what_cannot_be_checked_is_told_and_the_totals_add_up():
     run = record(model, lambda: model(torch.randn(4, 8)), mode="api")
     result = ld.opcheck(run).result
     assert _adds_up(result)
-    assert result.not_checked == {opchecks.RANDOM: 2, opchecks.UNSET: 1, opchecks.UNKNOWN: 1}
+    assert result.not_checked == {checks.RANDOM: 2, checks.UNSET: 1, checks.UNKNOWN: 1}
     assert result.verdict == "right"
 
 
 def test_statistics_alone_check_nothing(capsys):
     run = _mlp(stats_only=True)
     check = ld.opcheck(run)
-    assert check.result.not_checked == {opchecks.STATISTICS: check.result.total}
+    assert check.result.not_checked == {checks.STATISTICS: check.result.total}
     assert check.verdict == "not checked"
     assert "not checked: statistics only: 4 calls" in str(check)
     assert main(["opcheck", "-i", str(run.path)]) == 2
@@ -447,9 +447,9 @@ def test_modules_whose_weights_or_formula_are_not_known_say_so():
     result = ld.opcheck(run).result
     assert _adds_up(result)
     why = {each.op: (each.reason, each.detail) for each in result.calls}
-    assert why["Linear"][0] == opchecks.GAP
+    assert why["Linear"][0] == checks.GAP
     assert "weights=True" in why["Linear"][1]
-    assert why["LlamaRMSNorm"][0] == opchecks.UNKNOWN
+    assert why["LlamaRMSNorm"][0] == checks.UNKNOWN
 
 
 # -- the use case ----------------------------------------------------------------------------------
@@ -555,7 +555,7 @@ def test_the_command_line_says_what_is_wrong(capsys, monkeypatch, tmp_path):
     assert main([*command, "-opname", "silu", "-metric", "abs", "kl"]) == 1
     out = capsys.readouterr().out
     assert "→ /Functional.silu step 0 call 0" in out
-    assert opchecks.RECORD_IS_WRONG in out
+    assert checks.RECORD_IS_WRONG in out
 
 
 def test_the_script_of_a_wrong_call_runs_and_shows_the_error(monkeypatch, capsys):

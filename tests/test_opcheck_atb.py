@@ -10,8 +10,8 @@ import torch
 
 import llmdebug_nb as ld
 from layout_files import write
-from llmdebug_nb.core import opchecks
 from llmdebug_nb.core.dtypes import DTYPE_NAMES
+from llmdebug_nb.replay import checks
 from llmdebug_nb.store.layouts.atb_bin import ACL_DTYPES
 
 X = np.random.default_rng(0).standard_normal((6, 16)).astype(np.float32)
@@ -344,26 +344,26 @@ def test_an_operation_is_right_or_wrong_by_its_parameters(case, tmp_path):
 @pytest.mark.parametrize(
     ("op", "parameters", "reason"),
     [
-        ("Linear", None, opchecks.GAP),
-        ("Linear", [], opchecks.GAP),
-        ("Linear", {"matmulType": 1}, opchecks.UNKNOWN),
-        ("LinearSparse", {}, opchecks.UNKNOWN),
-        ("Multinomial", {"numSamples": 1}, opchecks.RANDOM),
-        ("PagedAttention", {"quantType": 1}, opchecks.UNKNOWN),
-        ("SelfAttention", {"calcType": 3, "qScale": 2.0}, opchecks.UNKNOWN),
-        ("SelfAttention", {"calcType": 3, "headNum": 3}, opchecks.GAP),
-        ("AllReduce", {"rankSize": 2}, opchecks.GAP),
-        ("FastSoftMax", {}, opchecks.UNKNOWN),
-        ("Slice", {"offsets": [0, 10**12], "size": [1, 1]}, opchecks.FAILS),
-        ("Repeat", {"multiples": [10**6, 10**6]}, opchecks.FAILS),
-        ("AsStrided", {"size": [4], "stride": [10**6], "offset": [0]}, opchecks.FAILS),
-        ("AsStrided", {"size": [10**9], "stride": [0], "offset": [0]}, opchecks.FAILS),
-        ("Onehot", {"axis": -1, "depth": 10**12}, opchecks.FAILS),
-        ("Fill", {"withMask": False, "outDim": [10**12], "value": [1]}, opchecks.GAP),
-        ("Elewise", {"elewiseType": 6}, opchecks.UNKNOWN),
-        ("Softmax", {"axes": "x"}, opchecks.GAP),
-        ("Gather", {"axis": 5.5}, opchecks.FAILS),
-        ("RmsNorm", {"layerType": 1, "normParam": {"quantType": 2}}, opchecks.UNKNOWN),
+        ("Linear", None, checks.GAP),
+        ("Linear", [], checks.GAP),
+        ("Linear", {"matmulType": 1}, checks.UNKNOWN),
+        ("LinearSparse", {}, checks.UNKNOWN),
+        ("Multinomial", {"numSamples": 1}, checks.RANDOM),
+        ("PagedAttention", {"quantType": 1}, checks.UNKNOWN),
+        ("SelfAttention", {"calcType": 3, "qScale": 2.0}, checks.UNKNOWN),
+        ("SelfAttention", {"calcType": 3, "headNum": 3}, checks.GAP),
+        ("AllReduce", {"rankSize": 2}, checks.GAP),
+        ("FastSoftMax", {}, checks.UNKNOWN),
+        ("Slice", {"offsets": [0, 10**12], "size": [1, 1]}, checks.FAILS),
+        ("Repeat", {"multiples": [10**6, 10**6]}, checks.FAILS),
+        ("AsStrided", {"size": [4], "stride": [10**6], "offset": [0]}, checks.FAILS),
+        ("AsStrided", {"size": [10**9], "stride": [0], "offset": [0]}, checks.FAILS),
+        ("Onehot", {"axis": -1, "depth": 10**12}, checks.FAILS),
+        ("Fill", {"withMask": False, "outDim": [10**12], "value": [1]}, checks.GAP),
+        ("Elewise", {"elewiseType": 6}, checks.UNKNOWN),
+        ("Softmax", {"axes": "x"}, checks.GAP),
+        ("Gather", {"axis": 5.5}, checks.FAILS),
+        ("RmsNorm", {"layerType": 1, "normParam": {"quantType": 2}}, checks.UNKNOWN),
     ],
 )
 def test_an_operation_that_cannot_be_checked_says_why(op, parameters, reason, tmp_path):

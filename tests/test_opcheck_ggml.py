@@ -10,7 +10,7 @@ import pytest
 
 import llmdebug_nb as ld
 from fake_ggml import F16, F32, Q8_0, Fake, installed
-from llmdebug_nb.core import opchecks
+from llmdebug_nb.replay import checks
 
 Make = Callable[..., Fake]
 
@@ -117,7 +117,7 @@ def test_an_input_that_is_not_rounded_as_ggml_does_is_found(llama: Make) -> None
 def test_without_weights_what_needs_them_or_the_cache_is_counted(llama: Make) -> None:
     result = ld.opcheck(recorded(llama(F32), weights=False), progress=False).result
     assert result.checked + sum(result.not_checked.values()) == result.total
-    assert {each.reason for each in result.calls if each.reason} == {opchecks.GAP}
+    assert {each.reason for each in result.calls if each.reason} == {checks.GAP}
     details = {each.detail.partition(" (")[0] for each in result.calls if each.reason}
     assert {each.partition(" was not")[0] for each in details} == {
         "its weight", "what it reads of the cache"
@@ -132,14 +132,14 @@ def test_products_on_another_device_are_not_checked(llama: Make) -> None:
     kept.device = lambda tensor: "" if kept.is_weight(tensor) else "CUDA0"  # type: ignore[method-assign]
     result = ld.opcheck(recorded(engine), progress=False).result
     reasons = {each.op: each.reason for each in result.calls}
-    assert reasons["Ggml.MUL_MAT"] == opchecks.UNKNOWN
+    assert reasons["Ggml.MUL_MAT"] == checks.UNKNOWN
     assert reasons["Ggml.RMS_NORM"] == ""
 
 
 def test_statistics_alone_say_so(llama: Make) -> None:
     result = ld.opcheck(recorded(llama(F32), stats_only=True), progress=False).result
     assert result.checked == 0
-    assert set(result.not_checked) <= {opchecks.STATISTICS, opchecks.GAP}
+    assert set(result.not_checked) <= {checks.STATISTICS, checks.GAP}
 
 
 def test_a_file_of_weights_needs_a_run_of_llamacpp(tmp_path: Path) -> None:

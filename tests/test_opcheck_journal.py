@@ -13,7 +13,7 @@ from interruption import small
 from llmdebug_nb.app.opcheck import journal as journals
 from llmdebug_nb.app.opcheck.checking import Checker, How
 from llmdebug_nb.app.opcheck.choosing import Choice, calls_of
-from llmdebug_nb.core.opchecks import WRONG, CallCheck, OutputCheck
+from llmdebug_nb.replay.checks import WRONG, CallCheck, OutputCheck
 
 
 @pytest.fixture(scope="module")

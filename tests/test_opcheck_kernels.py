@@ -11,7 +11,7 @@ from torch import nn
 import llmdebug_nb as ld
 from llmdebug_nb.app.opcheck.checking import Checker, How
 from llmdebug_nb.app.opcheck.choosing import Choice, calls_of
-from llmdebug_nb.core import opchecks
+from llmdebug_nb.replay import checks
 from llmdebug_nb.store.run import Run
 from models import llama
 from test_opcheck import _adds_up
@@ -51,7 +51,7 @@ def test_the_kernels_of_a_model_are_checked_and_right(dtype, tmp_path):
     assert _adds_up(result)
     assert [(c.key, [o.why for o in c.outputs]) for c in result.wrong] == []
     assert result.checked >= 0.9 * result.total, [(c.op, c.detail) for c in result.calls]
-    assert set(result.not_checked) <= {opchecks.GAP, opchecks.UNKNOWN, opchecks.FAILS}
+    assert set(result.not_checked) <= {checks.GAP, checks.UNKNOWN, checks.FAILS}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_wrong_kernel_is_found_and_no_other(fault, tmp_path, monkeypatch):
     monkeypatch.setattr(Run, "load", spoilt)
     check = ld.opcheck(run, rerun=True, output=tmp_path)
     assert [each.key for each in check.wrong] == [last.key]
-    assert check.wrong[0].again == opchecks.RECORD_IS_WRONG
+    assert check.wrong[0].again == checks.RECORD_IS_WRONG
 
 
 def test_the_reference_of_a_kernel_is_the_program_in_float64(tmp_path):

@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import llmdebug_nb as ld
-from llmdebug_nb.core import opchecks
-from llmdebug_nb.explain.reference.onnx_calls import OnnxFacts
+from llmdebug_nb.reference.onnx_calls import OnnxFacts
+from llmdebug_nb.replay import checks
 from llmdebug_nb.store.run import Run
 from models import prompt
 from onnx_models import exported
@@ -78,7 +78,7 @@ def test_a_wrong_node_is_found_and_nothing_else(op, monkeypatch):
 def test_without_weights_products_with_them_are_not_checked():
     result = ld.opcheck(_model("llama", weights=False)).result
     reasons = {each.reason for each in result.calls if each.op == "Onnx.MatMul"}
-    assert reasons == {"", opchecks.GAP}  # queries by keys have none
+    assert reasons == {"", checks.GAP}  # queries by keys have none
     assert any("weights=True" in each.detail for each in result.calls)
 
 
@@ -89,7 +89,7 @@ def test_a_recording_of_before_that_says_no_opset_is_not_checked(monkeypatch):
         OnnxFacts, "of", lambda *a: {k: v for k, v in of(*a).items() if k != "opset"}
     )
     (call,) = ld.opcheck(run).result.calls
-    assert (call.reason, "opset" in call.detail) == (opchecks.GAP, True)
+    assert (call.reason, "opset" in call.detail) == (checks.GAP, True)
 
 
 # (operator, inputs, attributes, constants of the graph): where opsets and absent inputs matter
@@ -121,7 +121,7 @@ def test_a_node_alone_is_right(case):
 def test_a_node_that_asks_for_far_more_than_was_recorded_is_not_run(monkeypatch):
     run = _one("Expand", [X], large=(np.array([2, 3, 4]),))
     monkeypatch.setattr(
-        "llmdebug_nb.explain.reference.onnx_calls.OnnxCall._constants",
+        "llmdebug_nb.reference.onnx_calls.OnnxCall._constants",
         lambda self, axes, wide: {"1": np.array([10**6, 10**6, 3, 4])},
     )
     (call,) = ld.opcheck(run).result.calls

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import llmdebug_nb as ld
-from llmdebug_nb.core.opchecks import RANDOM, CallCheck, OpCheckResult
+from llmdebug_nb.replay.checks import RANDOM, CallCheck, OpCheckResult
 from llmdebug_nb.store.run import Run
 
 Function = Callable[[torch.Tensor], torch.Tensor]

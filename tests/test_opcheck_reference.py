@@ -10,9 +10,8 @@ import torch
 import llmdebug_nb as ld
 from llmdebug_nb.cli import main
 from llmdebug_nb.comparison.operator_error import Bound
-from llmdebug_nb.core import opchecks
 from llmdebug_nb.core.errors import OptionError
-from llmdebug_nb.explain import execution
+from llmdebug_nb.replay import checks, execution
 from models import ARCHITECTURES
 from recordings import record
 from test_opcheck import DTYPES, FAULTS, _adds_up, _mlp, _plant
@@ -74,7 +73,7 @@ def test_a_formula_in_float64_alone_is_not_checked_otherwise(tmp_path):
     made = X.astype("float64") @ W.T.astype("float64")
     dump = _dump(tmp_path, "Linear", {"transposeB": True, "hasBias": False}, [X, W], [made])
     assert ld.opcheck(dump).result.checked == 1
-    assert ld.opcheck(dump, dtype="own").result.not_checked == {opchecks.DTYPE: 1}
+    assert ld.opcheck(dump, dtype="own").result.not_checked == {checks.DTYPE: 1}
 
 
 def test_the_command_line_says_which_reference_it_was_and_refuses_others(capsys, tmp_path):

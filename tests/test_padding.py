@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import llmdebug_nb as ld
-from llmdebug_nb.comparison.padding import NO_TOKEN, of_tokens
+from llmdebug_nb.comparison.padding import of_tokens
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core.kernels.padding import Blanks, Padding, _are_blank
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, Site
@@ -128,7 +129,7 @@ def test_other_attention_agrees_though_it_differs_at_padding(mask, mode):
     assert report.verdict == "within_noise"
     assert not report.findings
     if mask is LEFT:  # on the right, a place without a token sees the tokens before it
-        count = sum(d.reason == NO_TOKEN for d in report.differences)
+        count = sum(d.rule is Rule.NO_TOKEN for d in report.differences)
         assert count
         assert f"Padding: {count:,} rows differ only where the batch has no token" in str(report)
 
@@ -154,7 +155,7 @@ def test_as_many_tokens_as_heads_or_channels_are_no_alarm(tokens):
 def test_other_positions_of_padding_are_no_other_positions():
     report = ld.compare(recorded_at("golden", even, 9, 0), recorded_at("mine", even, 9, 1))
     assert report.verdict == "within_noise"
-    told = [d.pair.golden.summary.dtype for d in report.differences if d.reason == NO_TOKEN]
+    told = [d.pair.golden.summary.dtype for d in report.differences if d.rule is Rule.NO_TOKEN]
     assert "int64" in told
 
 
@@ -245,7 +246,7 @@ def test_padding_that_takes_part_in_a_result_counts():
     report = ld.compare(recorded("golden", even, pool=mean), mine)
     assert report.verdict == "diverged"
     assert report.findings[0].path.startswith("layers.0.attention")
-    assert not any(d.reason == NO_TOKEN for d in report.differences)
+    assert not any(d.rule is Rule.NO_TOKEN for d in report.differences)
 
 
 def test_lockstep_tells_padding_as_it_goes():
@@ -256,7 +257,7 @@ def test_lockstep_tells_padding_as_it_goes():
     mode = ("module", "api")
     report = ld.lockstep(golden, mine, (ids, LEFT), mode=mode, progress=False)
     assert report.verdict == "within_noise"
-    assert any(d.reason == NO_TOKEN for d in report.differences)
+    assert any(d.rule is Rule.NO_TOKEN for d in report.differences)
 
 
 # -- which places these are ------------------------------------------------------------------------
@@ -434,7 +435,7 @@ def test_a_padded_program_with_narrow_tensors_is_compared(dtype):
     golden, mine = (Narrow(attend, dtype).eval() for attend in (even, fused))
     report = compared(golden, mine, ids, LEFT, mode=("module", "api"))
     assert report.verdict == "within_noise"
-    assert any(d.reason == NO_TOKEN for d in report.differences)
+    assert any(d.rule is Rule.NO_TOKEN for d in report.differences)
 
 
 @pytest.mark.parametrize("values", [torch.zeros(3), torch.zeros(2, 9), torch.zeros(0, 0, 0)])

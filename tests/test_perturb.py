@@ -24,8 +24,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import llmdebug_nb as ld
 import models
 from llmdebug_nb.app.perturbing.search import most_runs, search
+from llmdebug_nb.capture import moves
 from llmdebug_nb.core.errors import CaptureError, CompareError, OptionError
-from llmdebug_nb.core.kernels import moves
 from llmdebug_nb.core.perturbations import KINDS, Moved, Unit
 
 

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 import llmdebug_nb as ld
 from llmdebug_nb.align.batch_layout import BatchMap, TokenSpan, batch_map
 from llmdebug_nb.align.layout_search import search
-from llmdebug_nb.comparison.padding import NO_TOKEN
-from llmdebug_nb.comparison.sorted_tokens import SORTED
-from llmdebug_nb.core.kernels.nearest import nearest_rows
-from llmdebug_nb.core.reasons import OTHER_BATCH
+from llmdebug_nb.comparison.nearest_rows import nearest_rows
+from llmdebug_nb.comparison.rules import Rule
 from models import llama, prompt
 from test_layout_finder import found
 
@@ -178,7 +176,7 @@ def test_experts_of_another_batch_agree(other):
     report = ld.compare(golden, mine, progress=False)
     assert report.verdict in AGREED
     assert not report.findings
-    left = [d for d in report.differences if d.reason == OTHER_BATCH]
+    left = [d for d in report.differences if d.rule is Rule.OTHER_BATCH]
     states = [d for d in left if d.pair.golden.summary.dtype == "float32"]
     assert states
     assert all("experts" in d.site.path for d in states)
@@ -278,7 +276,7 @@ def test_experts_of_padding_hide_no_bug_and_raise_no_alarm(other, mode, bug):
     report = ld.compare(
         golden, _generated("mine", model, ids, mode, attention_mask=mask), progress=False
     )
-    assert any(d.reason == NO_TOKEN for d in report.differences)
+    assert any(d.rule is Rule.NO_TOKEN for d in report.differences)
     if bug:
         assert report.verdict == "diverged"
         assert report.findings[0].path.startswith("model.norm")
@@ -342,7 +340,7 @@ def test_tokens_of_one_expert_each_agree_wherever_they_are_sorted_to(other, pad,
     assert report.verdict in AGREED
     assert not report.findings
     assert report.coverage.observables == report.coverage.observables_matched == 3
-    assert any(d.reason == SORTED for d in report.differences)
+    assert any(d.rule is Rule.SORTED for d in report.differences)
 
 
 def _wrong_weight(mlp):

@@ -16,14 +16,7 @@ from torch import nn
 
 import llmdebug_nb as ld
 from llmdebug_nb.core import places
-from llmdebug_nb.core.masking import (
-    _SHAPES,
-    _TEXTS,
-    MASK,
-    _replacement,
-    _without_secrets,
-    masked,
-)
+from llmdebug_nb.core.masking import _SHAPES, _TEXTS, MASK, _replacement, _without_secrets, masked
 from llmdebug_nb.core.places import found, line_at, scrubbed, shown
 from llmdebug_nb.store import reader
 from recordings import record_linear

@@ -22,7 +22,7 @@ import llmdebug_nb as ld
 from llmdebug_nb.app.tables import ort_kernels
 from llmdebug_nb.capture.compat import torch_profiler, triton
 from llmdebug_nb.capture.compat.torch_profiler import Event
-from llmdebug_nb.capture.timing import ort_profile
+from llmdebug_nb.capture.onnx import ort_profile
 from llmdebug_nb.capture.timing.profile_rows import ProfilerMark, TimedStep, profile_rows
 from llmdebug_nb.capture.timing.program_clock import Clock
 from llmdebug_nb.cli import main

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 import llmdebug_nb as ld
 from llmdebug_nb.core.errors import ProofError
-from llmdebug_nb.core.findings import Proof
-from llmdebug_nb.explain.operators import CannotReplay
-from llmdebug_nb.explain.placing import in_place
+from llmdebug_nb.findings.finding import Proof
+from llmdebug_nb.replay.in_place import in_place
+from llmdebug_nb.replay.operators import CannotReplay
 from models import generate, gpt2, hooks_left, prompt
 from recordings import recorded_both
 from reimplemented import GPT

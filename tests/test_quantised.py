@@ -12,7 +12,7 @@ from torch import nn
 
 import llmdebug_nb as ld
 from llmdebug_nb.align import quantised
-from llmdebug_nb.comparison import grain
+from llmdebug_nb.comparison import quantisation_steps
 
 ROWS, COLUMNS = 24, 32
 
@@ -112,7 +112,7 @@ def test_rounding_to_the_nearest_is_explained_whatever_the_weight(seed, by, bits
     axis = {"row": (1,), "column": (0,), "tensor": (0, 1)}[by]
     scale = (w.abs().amax(axis, keepdim=True) / (2 ** (bits - 1) - 0.5)).double()
     m = (w / scale).round() * scale
-    figures, _ = grain.compare(w, m, scale.expand(ROWS, COLUMNS))
+    figures, _ = quantisation_steps.compare(w, m, scale.expand(ROWS, COLUMNS))
     assert figures["channels_off"] == 0
     assert figures["worst_channel"] <= 0.5
     assert (m - w).norm() / w.norm() <= figures["grain_share"]
@@ -126,7 +126,7 @@ def test_a_channel_that_is_off_is_named_on_its_axis(seed, at, axis):
     step = (w.abs().amax(1 - axis, keepdim=True) / 127).double()
     m = (w / step).round() * step
     m.select(axis, at).mul_(1.3)
-    figures, says = grain.compare(w, m, step.expand(ROWS, COLUMNS))
+    figures, says = quantisation_steps.compare(w, m, step.expand(ROWS, COLUMNS))
     assert figures["channels_off"] == 1
     assert says.startswith(f"{('row', 'column')[axis]} {at} is ")
 
@@ -135,7 +135,8 @@ def test_channels_in_another_order_are_left_to_what_follows():
     w = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(3))
     stored, scales, zeros = quantize(w)
     m = ((stored.double() - zeros[:, None]) * scales[:, None]).flip(0)
-    figures, _ = grain.compare(w, m, scales.flip(0)[:, None].expand(ROWS, COLUMNS).double())
+    spread = scales.flip(0)[:, None].expand(ROWS, COLUMNS).double()
+    figures, _ = quantisation_steps.compare(w, m, spread)
     assert figures["worst_channel"] > 0.5
     assert figures["channels_off"] == 0
 

@@ -25,10 +25,10 @@ from llmdebug_nb.core import constants, placement
 from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.core.kernels.joining import Recipe, joined
 from llmdebug_nb.core.placement import Mirrored, Placement, Shard
-from llmdebug_nb.core.rank_checks import Collective
 from llmdebug_nb.core.records import Site
 from llmdebug_nb.show import filters
 from llmdebug_nb.show.run_view import RunView
+from llmdebug_nb.store.rank_checks import Collective
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.spread import _totals
 from llmdebug_nb.store.world import _grid

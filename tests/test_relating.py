@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import llmdebug_nb as ld
 from llmdebug_nb.core.errors import CorruptDumpError
-from llmdebug_nb.core.findings import Finding
-from llmdebug_nb.explain.runs import Side
+from llmdebug_nb.findings.finding import Finding
+from llmdebug_nb.replay.runs import Side
 from recordings import record
 
 BATCH, TOKENS, WIDTH, HEADS, PAIRS = 2, 12, 32, 4, 2

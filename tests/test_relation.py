@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from llmdebug_nb.core.dtypes import DTYPES
-from llmdebug_nb.explain import evidence as e
-from llmdebug_nb.explain.distortion import describe_mask
-from llmdebug_nb.explain.relation import relation, weight_relation
+from llmdebug_nb.relation import evidence as e
+from llmdebug_nb.relation.distortion import describe_mask
+from llmdebug_nb.relation.relation import relation, weight_relation
 
 SHAPE = BATCH, HEADS, TOKENS, CHANNELS = 2, 8, 12, 16
 LIMITS = {torch.float32: 1e-3, torch.bfloat16: 1e-2}

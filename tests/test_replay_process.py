@@ -17,9 +17,9 @@ import llmdebug_nb as ld
 from llmdebug_nb.app import live_models
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.torch_internals import dispatched_operators
-from llmdebug_nb.explain import execution, operators, worker
-from llmdebug_nb.explain.execution import Task
-from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.replay import execution, operators, worker
+from llmdebug_nb.replay.execution import Task
+from llmdebug_nb.replay.operators import CannotReplay
 
 MOST = 1 << 20
 # they read what a stride or a pointer says, open files, change objects, or are not meant for users

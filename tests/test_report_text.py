@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import llmdebug_nb as ld
-from llmdebug_nb.core.findings import Difference, Pair
+from llmdebug_nb.align.pairs import Pair
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.show import html
 from llmdebug_nb.show.words import verdicts_text

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 import llmdebug_nb as ld
-from llmdebug_nb.core.findings import Difference, Pair
+from llmdebug_nb.align.pairs import Pair
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.records import CallKey, Record, Site, Summary
-from llmdebug_nb.explain import repro
-from llmdebug_nb.explain.calls import ComparedCall
-from llmdebug_nb.explain.runs import Runs, Side
+from llmdebug_nb.findings import repro
+from llmdebug_nb.graph.compared_calls import ComparedCall
+from llmdebug_nb.replay.runs import Runs, Side
 
 # what ends a line, a literal, a comment or a template
 _ENDS = ["\r", "\n", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "\x00", "\\", "'", '"']

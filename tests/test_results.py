@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import llmdebug_nb as ld
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.align.results import ResultMatches
-from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.records import Record, Site, Summary
 from recordings import AGREED, record
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmdebug_nb.align import pairing
+from llmdebug_nb.align.reasons import Reason
 from llmdebug_nb.align.sequence import CallFeatures, agreement, align, digits
 from llmdebug_nb.core.records import Record, Site, Summary
 
@@ -184,7 +185,7 @@ def test_a_run_pairs_with_itself_completely(sides):
     records = _records(sides[0])
     pairs = pairing.pair(records, records)
     assert [(p.golden.id, p.mine.id, p.why) for p in pairs] == [
-        (r.id, r.id, pairing.SAME_SITE) for r in records
+        (r.id, r.id, Reason.SAME_SITE.text) for r in records
     ]
 
 

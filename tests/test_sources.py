@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 import llmdebug_nb as ld
-from llmdebug_nb.core.findings import Coverage, Finding, Source
+from llmdebug_nb.comparison.differences import Coverage
 from llmdebug_nb.core.places import shown
 from llmdebug_nb.core.records import Frame
-from llmdebug_nb.explain.runs import Side
-from llmdebug_nb.explain.sources import of_call
+from llmdebug_nb.findings.finding import Finding
+from llmdebug_nb.findings.sources import of_call
+from llmdebug_nb.replay.runs import Side
+from llmdebug_nb.source.lines import Source
 from recordings import compared
 
 

@@ -8,11 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.capture.engines.ggml_rounding import epsilon_of, half_precision
 from llmdebug_nb.comparison import engine
+from llmdebug_nb.comparison.differences import Verdict
 from llmdebug_nb.comparison.epsilons import says, told
 from llmdebug_nb.core.dtypes import epsilon
-from llmdebug_nb.core.findings import Pair, Verdict
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, Site
 

@@ -14,11 +14,10 @@ from torch.nn import functional as F
 import llmdebug_nb as ld
 import recordings
 from llmdebug_nb.comparison.choices import moved, moved_norm, near_ties
-from llmdebug_nb.comparison.tolerance import NEAR_TIE
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.kernels.masks import hide_as_much, hides_tokens
 from llmdebug_nb.core.kernels.summary import summarize
-from llmdebug_nb.core.reasons import MASK_ALONE
 from llmdebug_nb.core.records import Summary
 from test_places import AGREED
 
@@ -71,7 +70,7 @@ def test_attention_of_another_kind_in_half_precision_agrees_but_for_chance(kind)
 def test_a_near_tie_is_told_and_what_follows_it_is_compared():
     pair = (decoder("Mixtral", attention, HALF) for attention in ("eager", "sdpa"))
     report = compared(*pair, mode="module")
-    assert NEAR_TIE in {d.reason for d in report.differences}
+    assert Rule.NEAR_TIE in {d.rule for d in report.differences}
     left = [d for d in report.differences if d.verdict == "unmatched" and d.pair.mine is not None]
     assert len(left) < len(report.differences) / 6
 
@@ -162,7 +161,7 @@ def test_masked_scores_are_not_taken_for_equal_and_random_numbers_are_told():
     x = torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(0))
     report = recordings.compared(Masked(), Masked(), x, mode="api", stats_only=True)
     assert report.verdict == "nondeterministic", report.summary()
-    assert MASK_ALONE in {d.reason for d in report.differences}
+    assert Rule.MASK_ALONE in {d.rule for d in report.differences}
 
 
 @given(st.integers(1, 40), st.integers(0, 40), st.sampled_from([-math.inf, -3e38, -1e9]))

@@ -30,7 +30,7 @@ from transformers import (
 
 import llmdebug_nb as ld
 from llmdebug_nb.capture.compat import torch_modes
-from llmdebug_nb.capture.operators.noting import NotingMode
+from llmdebug_nb.capture.operators.tape_modes import NotingMode
 from llmdebug_nb.capture.tape import native, torch_observer
 from llmdebug_nb.cli import main
 from llmdebug_nb.core import columns

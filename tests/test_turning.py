@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import llmdebug_nb as ld
-from llmdebug_nb.explain.turning import equal_columns, follow, turned
+from llmdebug_nb.causes.rotary_pairs import equal_columns, follow, turned
 
 TOKENS, WIDTH = 7, 48
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import llmdebug_nb as ld
 from llmdebug_nb.comparison.choices import in_one_order, without
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.comparison.untouched import Steps
 from llmdebug_nb.core.kernels.padding import Blanks
-from llmdebug_nb.core.reasons import AFTER_TIE, UNTOUCHED
 from llmdebug_nb.core.records import RootCall, Site
 from models import prompt
 from test_places import AGREED
@@ -80,16 +80,16 @@ def pair(change=None, run=None, ties=((0, TIED),), limits=None, **options):
     return ld.compare(*runs, progress=False, limits=limits)
 
 
-def counts(report) -> Counter[str]:
-    return Counter(d.reason for d in report.differences)
+def counts(report) -> Counter[Rule]:
+    return Counter(d.rule for d in report.differences)
 
 
 def test_what_is_behind_a_near_tie_is_compared_at_the_tokens_that_it_does_not_touch():
     report = pair()
     assert report.verdict == "within_noise", report.first_divergence
     found = counts(report)
-    assert found[UNTOUCHED] > 3 * found[AFTER_TIE] > 0
-    assert f"{found[UNTOUCHED]:,} were compared only at the tokens" in report.summary()
+    assert found[Rule.UNTOUCHED] > 3 * found[Rule.AFTER_TIE] > 0
+    assert f"{found[Rule.UNTOUCHED]:,} were compared only at the tokens" in report.summary()
 
 
 def _scaled_weight(layers):
@@ -157,7 +157,7 @@ def test_tokens_see_others_where_attention_is_not_causal():
 
     report = pair(run=both_ways)
     assert report.verdict == "within_noise", report.first_divergence
-    assert counts(report)[UNTOUCHED]  # of the other row
+    assert counts(report)[Rule.UNTOUCHED]  # of the other row
     wrong = pair(_other_row, run=both_ways)
     assert wrong.verdict == "diverged"
 
@@ -175,7 +175,7 @@ def test_a_row_without_a_near_tie_is_compared_in_later_steps():
 
     report = pair(run=run)
     assert report.verdict == "within_noise", report.first_divergence
-    assert {d.site.step for d in report.differences if d.reason == UNTOUCHED} == {0, 1, 2}
+    assert {d.site.step for d in report.differences if d.rule is Rule.UNTOUCHED} == {0, 1, 2}
     wrong = pair(later, run=run)
     assert wrong.verdict == "diverged"
     assert wrong.findings[0].path == "model.layers.1.input_layernorm"
@@ -191,7 +191,7 @@ def test_a_loop_by_hand_has_touched_tokens_in_its_cache():
 
     report = pair(run=run)
     assert report.verdict == "within_noise", report.first_divergence
-    assert {d.site.step for d in report.differences if d.reason == UNTOUCHED} == {0, 1, 2}
+    assert {d.site.step for d in report.differences if d.rule is Rule.UNTOUCHED} == {0, 1, 2}
 
 
 def test_a_call_without_a_cache_is_compared_however_many_calls_came_before():
@@ -222,7 +222,7 @@ def test_a_backward_pass_adds_all_tokens_up_so_nothing_behind_it_is_compared():
 
     report = pair(run=train, phase="both")
     assert report.verdict == "within_noise", report.first_divergence
-    at = {(d.site.step, d.site.phase) for d in report.differences if d.reason == UNTOUCHED}
+    at = {(d.site.step, d.site.phase) for d in report.differences if d.rule is Rule.UNTOUCHED}
     assert at == {(0, "forward")}
 
 
@@ -232,7 +232,7 @@ def test_what_the_user_has_a_limit_for_is_judged_by_it_as_a_whole():
     assert report.verdict == "diverged"
     bad = [d for d in report.differences if d.verdict == "diverged"]
     assert {d.site.path.split(".")[2] for d in bad} == {"2"}
-    assert not any(d.reason == UNTOUCHED for d in bad)
+    assert not any(d.rule is Rule.UNTOUCHED for d in bad)
 
 
 class Unsorted(torch.nn.Module):

@@ -14,14 +14,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 import llmdebug_nb as ld
-from llmdebug_nb.comparison import judging, metrics, tolerance
+from llmdebug_nb.align.pairs import Pair
+from llmdebug_nb.comparison import judging, metrics
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured, error_of
-from llmdebug_nb.core import constants, reasons
-from llmdebug_nb.core.findings import Expectation, Pair
+from llmdebug_nb.comparison.rules import Rule
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.kernels.narrow import rounding
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, Site, Summary
+from llmdebug_nb.store.expectation import Expectation
 from models import generate, gpt2, llama, mixtral, prompt, qwen2
 from recordings import AGREED, compared, scaled
 
@@ -108,8 +110,8 @@ def test_another_choice_of_experts_at_a_near_tie_is_reported_and_is_not_a_bug(se
             gate[2:] = gate[1] * (1 + 1e-3 * torch.rand(2, gate.shape[1]))
     report = _changed(model, lambda m: m.to(torch.bfloat16))
     assert report.verdict == "within_noise", report.first_divergence
-    ties = [d for d in report.differences if d.reason == tolerance.NEAR_TIE]
-    after = [d for d in report.differences if d.reason == tolerance.AFTER_TIE]
+    ties = [d for d in report.differences if d.rule is Rule.NEAR_TIE]
+    after = [d for d in report.differences if d.rule is Rule.AFTER_TIE]
     assert ties
     assert after
     assert {d.verdict for d in ties + after} == {"unmatched"}
@@ -146,7 +148,7 @@ def test_a_token_chosen_otherwise_at_a_near_tie_is_no_bug():
         for d in report.differences
         if d.site.role == "input" and d.site.step == 1 and d.site.path == ""
     ]
-    assert (token.verdict, token.reason) == ("unmatched", tolerance.NEAR_TIE)
+    assert (token.verdict, token.rule) == ("unmatched", Rule.NEAR_TIE)
 
 
 # -- what is not ----------------------------------------------------------------------------------
@@ -227,7 +229,7 @@ def test_an_embedding_scale_rounded_to_bfloat16_is_diverged_though_below_one_eps
 
     report = compared(Scaled(55.4256), Scaled(55.5), prompt(20, vocabulary=50))
     (row,) = [d for d in report.differences if d.verdict == "diverged"]
-    assert row.reason == tolerance.TOO_EVEN
+    assert row.rule is Rule.TOO_EVEN
     assert row.metrics["relative_euclidean_distance"] < 2.0**-7
 
 
@@ -305,7 +307,7 @@ def test_what_only_the_limit_of_an_earlier_divergence_explains_differs_and_is_no
     assert by_noise.verdict == by_limit.verdict == "within_noise"
     assert not by_noise.differs
     assert by_limit.differs
-    assert by_limit.reason == tolerance.PASSED_ON
+    assert by_limit.rule is Rule.PASSED_ON
 
 
 FOLLOWING = _at("a", error=0.1), _at("b", "input", error=0.1), _at("b", error=2.5 * EPS)
@@ -370,7 +372,7 @@ def test_the_noise_of_an_input_counts_though_its_partner_is_at_another_place():
 
 def test_a_partner_at_another_place_that_is_beyond_noise_is_none():
     taken, _, made = _matched_elsewhere("golden", 0.1)
-    assert (taken.verdict, taken.reason) == ("unmatched", reasons.CLOSE)
+    assert (taken.verdict, taken.rule) == ("unmatched", Rule.CLOSE)
     assert made.limit < 10 * EPS
 
 
@@ -429,12 +431,14 @@ def test_an_even_factor_is_diverged_below_the_limit_of_the_error():
         for e in (even, chance)
     ]
     assert [r[-1].verdict for r in rows] == ["diverged", "within_noise"]
-    assert rows[0][-1].reason == tolerance.TOO_EVEN
+    assert rows[0][-1].rule is Rule.TOO_EVEN
 
 
 def test_a_module_of_which_nothing_inside_was_recorded_may_round_more_often():
     few = _judged(_at("a", "input"), _at("a", error=0.0))[-1].limit
-    many = _judged(_at("a", "input"), _at("a", error=0.0), size=lambda path: 24)[-1].limit
+    many = _judged(_at("a", "input"), _at("a", error=0.0), golden=judging.Golden(lambda path: 24))[
+        -1
+    ].limit
     assert many == pytest.approx(constants.GLUE_FLOORS * math.sqrt(25) * few)
 
 
@@ -806,7 +810,7 @@ def test_a_dtype_that_is_coarser_than_at_all_siblings_is_diverged_within_any_noi
 
     odd = judging.Judging(list(layers(["bfloat16", "float16", "float16", "float16"]))).plain
     even = judging.Judging(list(layers(["bfloat16"] * 4))).plain
-    assert {d.site.path for d in odd if d.reason == tolerance.COARSER} == {"l.0.f"}
+    assert {d.site.path for d in odd if d.rule is Rule.COARSER} == {"l.0.f"}
     assert [d for d in even if d.verdict == "diverged"] == []
 
 

@@ -15,7 +15,8 @@ from hypothesis.extra import numpy as hnp
 from markupsafe import escape
 
 import llmdebug_nb as ld
-from llmdebug_nb.core.findings import Difference, Pair
+from llmdebug_nb.align.pairs import Pair
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.layers import parts
 from llmdebug_nb.core.records import Node, Record, Site, Summary
 from llmdebug_nb.notebook.bridge import Bridge
@@ -805,7 +806,7 @@ def test_operators_count_where_they_were_called_and_parameters_of_no_module_nowh
         }
     )
     near, alone = Counter({"a/aten.add.Tensor": 1}), Counter({"a.b/aten.mul.Tensor": 2})
-    tree = Tree(nodes, rows, Counter(), near, alone)
+    tree = Tree(nodes, rows, Counter(), (near, alone, Counter()))
     assert [tree._view(i)["rows"] for i in range(3)] == [14, 10, 2]
     assert [tree._view(i)["verdict"] for i in range(3)] == [
         "within_noise",

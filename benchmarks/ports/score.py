@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from zoo.entry import PRECISIONS
 
 import llmdebug_nb as ld
-from llmdebug_nb.core.findings import Source
+from llmdebug_nb.source.lines import Source
 from ports.entry import WEIGHTS, Bug, Port, Program
 from ports.sets import PORTS, SETS
 

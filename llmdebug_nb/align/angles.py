@@ -8,8 +8,8 @@ from functools import partial
 import torch
 
 from llmdebug_nb.align.fit import Fit, Move
-from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
+from llmdebug_nb.core.identity import identifies_itself
 from llmdebug_nb.core.records import Summary
 
 
@@ -41,4 +41,4 @@ def _are_angles(s: Summary) -> bool:
 
 
 def _tells(s: Summary) -> bool:
-    return is_floating(s.dtype) and s.numel >= constants.FEWEST_ELEMENTS and s.min != s.max
+    return is_floating(s.dtype) and identifies_itself(s)

@@ -307,12 +307,6 @@ def _far(golden: Summary, mine: Summary) -> bool:
     )  # True for NaN
 
 
-def identifies(record: Record) -> bool:
-    """Tell whether a tensor's fingerprint identifies it: it is neither constant nor tiny."""
-    s = record.summary
-    return s.fingerprint is not None and s.min is not None and s.min != s.max and s.numel > 3
-
-
 def _other_slot(
     record: Record, theirs: list[Record], rivals: list[Record], names: Names
 ) -> Record | None:

@@ -1,4 +1,4 @@
-"""Match an exported graph (ONNX, OpenVINO) with the model it comes from, if names do not help.
+"""Match an exported graph (ONNX, for one) with the model it comes from, if names do not help.
 
 An exporter may drop the names of modules, and an optimiser may fuse operators of several modules.
 The order of results remains: results of modules and operators in the model, results of nodes in
@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from llmdebug_nb.align import sequence
-from llmdebug_nb.align.calls import RecordedCall, identifies
+from llmdebug_nb.align.calls import RecordedCall
+from llmdebug_nb.align.reasons import Reason, Why
 from llmdebug_nb.align.sequence import CallFeatures, MatchTolerance
+from llmdebug_nb.core.identity import telling_bytes
 from llmdebug_nb.core.records import EXPORTED, Record
 
-SAME_RESULT = "same result in the order of both"
-SAME_KIND = "same kind of operation in the order of both"
-HANDED_ON = "the same tensor as one that is paired"
 # classes of modules and types of nodes that compute the same; any other matches by value alone
 _KINDS = {
     "matmul": "Linear Conv1D MatMul Gemm FusedMatMul FusedGemm MatMulInteger MatMulNBits",
@@ -37,7 +36,7 @@ def match_results(
     mine: Sequence[RecordedCall],
     tolerance: MatchTolerance,
     nameless: bool,
-) -> Iterator[tuple[RecordedCall, RecordedCall, str, bool]]:
+) -> Iterator[tuple[RecordedCall, RecordedCall, Why, bool]]:
     """Yield unpaired calls whose results match, in the order of both, with the reason.
 
     ``nameless``: the graph does not name its modules. Then the kind of operation decides if the
@@ -54,9 +53,9 @@ def match_results(
             continue
         same_kind = sides[0][i].op == sides[1][j].op
         if sequence.agreement(left, right) >= tolerance.sure_digits:
-            yield golden[i], mine[j], SAME_RESULT, same_kind
+            yield golden[i], mine[j], Why(Reason.SAME_RESULT), same_kind
         elif same_kind and left.shape == right.shape:
-            yield golden[i], mine[j], SAME_KIND, same_kind
+            yield golden[i], mine[j], Why(Reason.SAME_KIND), same_kind
 
 
 def _distinct_results(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
@@ -79,7 +78,7 @@ def match_copies(
     calls: Sequence[RecordedCall],
     paired_ids: Collection[int],
     pairs: Iterable[tuple[Record, Record]],
-) -> Iterator[tuple[Record, Record, str]]:
+) -> Iterator[tuple[Record, Record, Why]]:
     """Yield unpaired records of modules that equal a paired record, with that record's partner.
 
     ``paired_ids``: ids of records with a partner. ``pairs``: this side's record first.
@@ -88,12 +87,12 @@ def match_copies(
     for own, other in pairs:
         known.setdefault((own.summary.fingerprint, own.summary.shape), (own, other))
     records = (r for call in calls if not call.operator for r in call.records)
-    for record in [r for r in records if r.id not in paired_ids and identifies(r)]:
+    for record in [r for r in records if r.id not in paired_ids and telling_bytes(r.summary)]:
         pair = known.get((record.summary.fingerprint, record.summary.shape))
         if pair is not None:
             s = pair[0].site
-            why = f"{HANDED_ON}: it is {s.role}[{s.slot}] of {s.path or 'the root'}"
-            yield record, pair[1], why
+            where = f": it is {s.role}[{s.slot}] of {s.path or 'the root'}"
+            yield record, pair[1], Why(Reason.HANDED_ON, where)
 
 
 def _features(call: RecordedCall, side: str, nameless: bool) -> CallFeatures:

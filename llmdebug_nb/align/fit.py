@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from llmdebug_nb.core import constants
+from llmdebug_nb.core.kernels.fingerprint import fingerprint
+from llmdebug_nb.core.kernels.raw import to_bytes
 
 # a function of a module, with arguments (`partial`): another process gets it by name
 Move = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _key(what: object) -> Hashable:
+    """Return what equal steps have in common: a function's name, and its arguments' values."""
+    if isinstance(what, partial):
+        keywords = sorted((name, _key(value)) for name, value in what.keywords.items())
+        return what.func, tuple(map(_key, what.args)), tuple(keywords)
+    if isinstance(what, torch.Tensor):
+        return tuple(what.shape), what.dtype, fingerprint(to_bytes(what))
+    if isinstance(what, (list, tuple)):
+        return tuple(map(_key, what))
+    return what if isinstance(what, Hashable) else id(what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +50,13 @@ class Fit:
     grain: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     shared: bool = False
     integers: int | None = None
+
+    @property
+    def key(self) -> Hashable:
+        """What it does, the same for all fits that do the same steps."""
+        grain = None if self.grain is None else _key(self.grain)
+        sides = tuple(tuple(map(_key, moves)) for moves in (self.golden, self.mine))
+        return sides, self.whole, grain, self.shared, self.integers
 
     def then(self, other: Fit) -> Fit:
         """Return the fit that does another one after this one."""

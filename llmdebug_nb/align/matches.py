@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmdebug_nb.align import sequence
-from llmdebug_nb.align.calls import identifies
 from llmdebug_nb.align.landmarks import Landmarks, landmarks
 from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
+from llmdebug_nb.core.identity import identifies_itself, telling_bytes
 from llmdebug_nb.core.records import Record
 
 _Sides = tuple[Mapping[object, Sequence[Record]], Mapping[object, Sequence[Record]]]
@@ -232,12 +232,12 @@ def _closest(found: Iterable[_Found]) -> list[_Found]:
 def _distinct(records: Iterable[Record]) -> dict[object, list[Record]]:
     """Return the records by what they hold: equal bytes have one key.
 
-    A tensor that is constant or tiny identifies nothing and is left out.
+    A tensor that does not identify itself is left out.
     """
     found: dict[object, list[Record]] = {}
     for record in records:
         s = record.summary
-        if record.site.role == "weight" or s.numel <= 3 or s.min is None or s.min == s.max:
+        if record.site.role == "weight" or not identifies_itself(s):
             continue
         key = (s.fingerprint, s.dtype, s.numel) if s.fingerprint else record.id
         found.setdefault(key, []).append(record)
@@ -251,8 +251,8 @@ class WeightMatches:
         self._by_bytes: tuple[dict[object, list[Record]], ...] = ({}, {})
         for weights, records in zip(self._by_bytes, sides, strict=True):
             for r in records:
-                if r.site.role == "weight" and identifies(r):
-                    weights.setdefault(r.summary.fingerprint, []).append(r)
+                if r.site.role == "weight" and (known := telling_bytes(r.summary)):
+                    weights.setdefault(known, []).append(r)
 
     def only(
         self, record: Record, of_golden: bool, paired: tuple[Container[int], Container[int]]
@@ -261,10 +261,8 @@ class WeightMatches:
 
         ``paired``: ids of golden's and of mine's records that have a partner.
         """
-        if not identifies(record):
-            return None
         side = int(of_golden)
-        same = self._by_bytes[side].get(record.summary.fingerprint, ())
+        same = self._by_bytes[side].get(telling_bytes(record.summary), ())
         free = [other for other in same if other.id not in paired[side]]
         if len(free) != 1:
             return None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from llmdebug_nb.align.reasons import Reason, Why
 from llmdebug_nb.core.errors import OptionError, nearest
 from llmdebug_nb.core.paths import is_operator, module_of
 
@@ -100,7 +101,7 @@ class Names:
 
     def resolve(
         self, golden: Iterable[str], mine: Iterable[str]
-    ) -> dict[str, tuple[tuple[str, ...], str]]:
+    ) -> dict[str, tuple[tuple[str, ...], Why]]:
         """Return golden's path -> mine's paths and the reason.
 
         A rule for a module holds for everything inside it.
@@ -109,14 +110,14 @@ class Names:
             OptionError: a rule that fits no path of golden, or leads to none of mine.
         """
         theirs, paths = set(mine), list(golden)
-        partners: dict[str, tuple[tuple[str, ...], str]] = {}
+        partners: dict[str, tuple[tuple[str, ...], Why]] = {}
         used: dict[Rule, bool] = {}
         for path in paths:
             for rule, targets in self._applied(path):
                 there = tuple(target for target in targets if target in theirs)
                 used[rule] = used.get(rule, False) or bool(there) or not targets
                 if there or not targets:
-                    partners[path] = there, f"user map: {rule.text}"
+                    partners[path] = there, Why(Reason.MAPPED, f": {rule.text}")
                     break
         for rule in self.rules:
             if not used.get(rule):

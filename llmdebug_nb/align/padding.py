@@ -13,9 +13,9 @@ from itertools import chain
 import torch
 
 from llmdebug_nb.align.batch_layout import BatchMap, BatchMaps, Load
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
-from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.masks import is_added
 from llmdebug_nb.core.kernels.padding import Blanks, Padding, may_be_mask, zeroed
 from llmdebug_nb.core.kernels.summary import summarize

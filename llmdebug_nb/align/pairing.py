@@ -34,26 +34,22 @@ from llmdebug_nb.align.matches import ValueMatch, ValueMatches, WeightMatches
 from llmdebug_nb.align.modules import ModuleTree
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.padding import AtTokens
-from llmdebug_nb.align.results import EARLIER, ResultMatches, RoleMatches, place_results
+from llmdebug_nb.align.pairs import Pair
+from llmdebug_nb.align.reasons import Reason, Why
+from llmdebug_nb.align.results import ResultMatches, RoleMatches, place_results
 from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
-from llmdebug_nb.align.tree import FUSED, SAME_PATH
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
-from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.paths import is_operator, operator_of
-from llmdebug_nb.core.reasons import RESULT
 from llmdebug_nb.core.records import CallKey, Node, Record
-
-SAME_SITE, SEQUENCE = SAME_PATH, "sequence of operators"
-SAME_NODE = "same node of the traced program"
-SAME_VALUES = "same values"
 
 _SAME, _REPLACED = "the same operator", "another operator with the same result"
 _IN_PLACE = re.compile(r"^(Aten\.\w*[A-Za-z0-9])_(\.|$)")
 Records = tuple[list[Record], list[Record]]
 Elsewhere = Literal["", "golden", "mine", "both"]
 Nodes = tuple[Sequence[Node], Sequence[Node]]
+_NOBODY: tuple[tuple[str, ...], Why] = ((), Why(Reason.SAME_SITE))  # no module of mine
 Traced = Mapping[CallKey, str]  # an operator's call, its rank set to 0 -> its traced node
 
 
@@ -110,7 +106,10 @@ class _Pairing:
         self._partners = tree.partners(trees[0], trees[1], of_modules, names.kind)
         self._summands = tree.summands(self._partners)
         self._pairs: dict[int, list[Pair]] = defaultdict(list)  # by the id of golden's record
-        self._by_place = (ResultMatches(), RESULT), (RoleMatches(layouts), EARLIER)
+        self._by_place = (
+            (ResultMatches(), Why(Reason.RESULT)),
+            (RoleMatches(layouts), Why(Reason.EARLIER)),
+        )
         self._mine: set[int] = set()  # ids of mine's records that have a partner
 
     def run(self) -> None:
@@ -154,11 +153,11 @@ class _Pairing:
         paired: Numbers = {}, {}
         reshaped = False
         for path, calls in sides[0].items():
-            partners, why = self._partners.get(path, ((), ""))
+            partners, why = self._partners.get(path, _NOBODY)
             for partner in partners:
                 for left, right in match_modules(calls, sides[1].get(partner, [])):
                     self._tensors(left, right, why)
-                    if len(partners) == 1 and not why.startswith(FUSED):
+                    if len(partners) == 1 and why.reason is not Reason.FUSED:
                         paired[0][id(left)] = paired[1][id(right)] = len(paired[0]) + 1
                         a, b = left.output, right.output
                         reshaped |= a is not None and b is not None and a.shape != b.shape
@@ -217,10 +216,10 @@ class _Pairing:
         sides = [by_parent(calls) for calls in (golden, mine)]
         compare = functools.partial(self._compare, tolerance)
         kinds = self._kind, lambda call: self._kind_of(call.op)
-        rest: list[tuple[list[RecordedCall], list[RecordedCall], str]] = []
+        rest: list[tuple[list[RecordedCall], list[RecordedCall], Why]] = []
         for path, calls in sides[0].items():
-            partners, why = self._partners.get(path, ((), ""))
-            if len(partners) != 1 or why.startswith(FUSED) or partners[0] not in sides[1]:
+            partners, why = self._partners.get(path, _NOBODY)
+            if len(partners) != 1 or why.reason is Reason.FUSED or partners[0] not in sides[1]:
                 continue
             theirs = sides[1][partners[0]]
             operators = Operators(calls, theirs, kinds, paired, tolerance)
@@ -262,7 +261,7 @@ class _Pairing:
             ]
             if not others:
                 continue
-            home = self._partners.get(one.module, ((), ""))[0]
+            home = self._partners.get(one.module, _NOBODY)[0]
             # all are about as close: a step that changes next to nothing has the values of the next
             _, other = min(
                 others,
@@ -273,7 +272,8 @@ class _Pairing:
                 ),
             )
             replaced = compare(one, other) != _SAME
-            self._tensors(one, other, self._why(one, other, SAME_VALUES, replaced), replaced)
+            why = self._why(one, other, Why(Reason.SAME_VALUES), replaced)
+            self._tensors(one, other, why, replaced)
             paired[0][id(one)] = paired[1][id(other)] = len(paired[0]) + 1
             del right[other.first_output.id]  # type: ignore[union-attr]
 
@@ -295,7 +295,7 @@ class _Pairing:
         pairs = [(call, ours[node]) for node, call in theirs.items() if node in ours]
         for left, right in pairs:
             if not self._misfits(left, right):
-                self._tensors(left, right, SAME_NODE)
+                self._tensors(left, right, Why(Reason.SAME_NODE))
         done = {id(call) for both in pairs for call in both}
         return [c for c in golden if id(c) not in done], [c for c in mine if id(c) not in done]
 
@@ -312,7 +312,7 @@ class _Pairing:
         """Return mine's name of an operator of golden, if the mapping renames it."""
         if not self._given:
             return self._kind_of(call.op)
-        targets, _ = self._given.get(call.path, ((), ""))
+        targets, _ = self._given.get(call.path, _NOBODY)
         return self._kind_of(operator_of(targets[0]) if targets else call.op)
 
     def _kind_of(self, op: str) -> str:
@@ -324,16 +324,17 @@ class _Pairing:
             self._kinds[op] = kind
         return kind
 
-    def _why(self, golden: RecordedCall, mine: RecordedCall, why: str, replaced: bool) -> str:
+    def _why(self, golden: RecordedCall, mine: RecordedCall, why: Why, replaced: bool) -> Why:
         """Say why two operators are paired. ``why``: the reason for their modules."""
         if golden.path in self._given:
             return self._given[golden.path][1]
         if replaced:
             other = "has other inputs" if golden.op == mine.op else f"is replaced by {mine.op}"
-            return f"{SEQUENCE}: {golden.op} {other}, with the same result"
+            return Why(Reason.SEQUENCE, f": {golden.op} {other}, with the same result")
         if golden.path == mine.path and golden.records[0].site.call == mine.records[0].site.call:
-            return SAME_SITE
-        return SEQUENCE if why == SAME_SITE else f"{SEQUENCE}; {why}"
+            return Why(Reason.SAME_SITE)
+        same = why.reason is Reason.SAME_SITE
+        return Why(Reason.SEQUENCE).and_also("" if same else str(why))
 
     def _same_output(self, golden: RecordedCall, mine: RecordedCall) -> bool:
         a, b = golden.first_output, mine.first_output
@@ -355,7 +356,7 @@ class _Pairing:
         return not self._relaid and self._layouts.is_guess(golden, mine)
 
     def _tensors(
-        self, golden: RecordedCall, mine: RecordedCall, why: str, replaced: bool = False
+        self, golden: RecordedCall, mine: RecordedCall, why: Why, replaced: bool = False
     ) -> None:
         """Pair the tensors of two calls."""
         sure = self._tolerance.sure_digits
@@ -369,7 +370,7 @@ class _Pairing:
             if summand or (part and self._is_guess(left, right)):
                 continue
             if not (written_anew and self._belongs_elsewhere(left, right)):
-                self._add(left, right, f"{why}; {remark}" if remark else why)
+                self._add(left, right, why.and_also(remark))
 
     def _belongs_elsewhere(self, golden: Record, mine: Record) -> bool:
         """Tell whether another tensor of the other run holds one of two tensors.
@@ -386,13 +387,14 @@ class _Pairing:
             match.golden.id != golden.id for match in ours
         )
 
-    def _add(self, golden: Record, mine: Record, why: str, elsewhere: Elsewhere = "") -> None:
+    def _add(self, golden: Record, mine: Record, why: Why, elsewhere: Elsewhere = "") -> None:
         a, b = golden.summary, mine.summary
         equal = a.fingerprint is not None and a.fingerprint == b.fingerprint and a.shape == b.shape
-        fit = None if equal else self._layouts.fit(golden, mine, why.startswith(FUSED))
+        fit = None if equal else self._layouts.fit(golden, mine, why.reason is Reason.FUSED)
         relaid = self._relaid and golden.op == mine.op  # another operator may be wrong by itself
         fit = fit if fit is None or not relaid or self._layouts.holds(golden, mine, fit) else None
-        pair = Pair(golden, mine, why, fit, elsewhere, other_batch=relaid and fit is None)
+        unlike = relaid and fit is None
+        pair = Pair(golden, mine, str(why), fit, elsewhere, other_batch=unlike, reason=why.reason)
         self._pairs[golden.id].append(pair)
         self._mine.add(mine.id)
 
@@ -411,7 +413,7 @@ class _Pairing:
                     side: Elsewhere = "golden" if calls is golden else "mine"
                     if match.golden.id not in self._pairs and match.mine.id not in self._mine:
                         side = "" if record.site.role == "weight" else "both"
-                    self._add(match.golden, match.mine, SAME_VALUES, side)
+                    self._add(match.golden, match.mine, Why(Reason.SAME_VALUES), side)
 
     def _results(self) -> None:
         """Pair what the programs give elsewhere, and the integers that they take."""
@@ -419,7 +421,7 @@ class _Pairing:
         pairs = [pair for r in self._now[0] for pair in self._pairs.get(r.id, ())]
         for matches, why in self._by_place:
             for one, other in matches.match(self._now, pairs):
-                if why == RESULT or not self._is_guess(one, other):
+                if why.reason is Reason.RESULT or not self._is_guess(one, other):
                     self._add(one, other, why)
 
     @functools.cached_property

@@ -11,15 +11,14 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from llmdebug_nb.align.calls import identifies
+from llmdebug_nb.align.pairs import Pair
+from llmdebug_nb.align.program_results import Results
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.core.dtypes import is_floating, is_integer
-from llmdebug_nb.core.findings import Pair
+from llmdebug_nb.core.identity import telling_bytes
 from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import CallKey, Record
-from llmdebug_nb.core.results import Results
 
-EARLIER = "same values in an earlier step"
 _Slot = tuple[str, str]  # path and slot
 _Key = tuple[str, tuple[object, ...]]
 _Place = tuple[str, int, int, str, str]  # path, call of how many, role and slot
@@ -104,7 +103,7 @@ def place_results(
     for record in filter(golden.__contains__, moved):
         found = pairs[record.id]
         found[:] = [
-            replace(pair, elsewhere="", alone="") if pair.mine in mine else pair for pair in found
+            replace(pair, elsewhere="", alone=None) if pair.mine in mine else pair for pair in found
         ]
 
 
@@ -124,10 +123,8 @@ class _Partners:
         }  # fmt: skip
 
     def of(self, record: Record) -> Record | None:
-        summary = record.summary
-        if summary.fingerprint is None or summary.min == summary.max:
-            return None
-        return self._found.get((summary.fingerprint, summary.shape))
+        known = telling_bytes(record.summary)
+        return self._found.get((known, record.summary.shape)) if known else None
 
 
 class _Free:
@@ -160,7 +157,7 @@ def _keys(record: Record) -> tuple[_Key, ...]:
 
 
 class RoleMatches:
-    """Pairs tensors that values can't tell by the part that they play: as an earlier step did.
+    """Pairs tensors whose values identify nothing, at the places that matched in an earlier step.
 
     Two places that held the same values in an earlier step belong together. So a step of one token
     is paired, whose positions are one number, and a step that differs. Where integers have no
@@ -238,7 +235,7 @@ class RoleMatches:
                 takers[record.producer].add(site.key)
             elif site.role == "output" and _is_whole(record) and is_operator(site.path):
                 made.setdefault(site.key, record)
-        for record in filter(identifies, paired.values()):
+        for record in (r for r in paired.values() if telling_bytes(r.summary)):
             maker = record.id if record.site.role == "output" else record.producer
             calls = takers[maker] if maker is not None else ()
             for total in (made[key] for key in calls if key in made and len(calls) == 1):
@@ -248,7 +245,7 @@ class RoleMatches:
     def _counted(
         self, golden_records: Sequence[Record], left: Sequence[Record]
     ) -> Iterator[tuple[Record, Record]]:
-        left = [record for record in left if _counts(record) and identifies(record)]
+        left = [record for record in left if _counts(record) and telling_bytes(record.summary)]
         if not left:
             return
         golden = {r.summary.fingerprint: r for r in reversed(golden_records) if _counts(r)}
@@ -270,8 +267,8 @@ class RoleMatches:
         """Tell whether two tensors hold the same values, and not by chance."""
         key = golden.id, mine.id
         if key not in self._agreed:
-            same = identifies(golden) and golden.summary.fingerprint == mine.summary.fingerprint
-            self._agreed[key] = same or self._layouts.distance(golden, mine) is not None
+            same = telling_bytes(golden.summary) and _same_bytes(golden, mine)
+            self._agreed[key] = bool(same) or self._layouts.distance(golden, mine) is not None
         return self._agreed[key]
 
 

@@ -195,7 +195,7 @@ class LayoutFinder:
         """
         fit = self._in_order(golden, mine, part) or Fit("")
         shapes = golden.summary.shape, mine.summary.shape
-        key = *shapes, fit.says
+        key = *shapes, fit.key
         if key not in self._ordered:
             self._ordered[key] = fit.keeps_order(*shapes)
         values = self._values(golden, mine, fit) if self._ordered[key] else None

@@ -14,18 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from llmdebug_nb.align import sequence
 from llmdebug_nb.align.modules import Kind, ModuleFacts, ModuleTree, Shapes
+from llmdebug_nb.align.reasons import Reason, Why
 from llmdebug_nb.align.sequence import CallFeatures
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.layers import layer_of
 from llmdebug_nb.core.paths import ancestors
 
-SAME_PATH = "same site"
-WRAPPED = "same path below a wrapper"
-RENAMED = "renamed module"
-FUSED = "fused module"
-
-Partners = dict[str, tuple[tuple[str, ...], str]]  # golden's path -> mine's paths, and why
-Match = Callable[[str, str, str], None]
+Partners = dict[str, tuple[tuple[str, ...], Why]]  # golden's path -> mine's paths, and why
+Match = Callable[[str, str, Why], None]
 
 
 def partners(golden: ModuleTree, mine: ModuleTree, fixed: Partners, kind: Kind = str) -> Partners:
@@ -33,7 +29,7 @@ def partners(golden: ModuleTree, mine: ModuleTree, fixed: Partners, kind: Kind =
     found: Partners = dict(fixed)
     taken = {path for paths, _ in fixed.values() for path in paths}
 
-    def match(path: str, partner: str, why: str) -> None:
+    def match(path: str, partner: str, why: Why) -> None:
         if path not in found and partner not in taken:
             found[path] = (partner,), why
             taken.add(partner)
@@ -41,7 +37,7 @@ def partners(golden: ModuleTree, mine: ModuleTree, fixed: Partners, kind: Kind =
     _below_wrapper(golden, mine, match)
     for path in golden.modules:
         if path in mine.modules:
-            match(path, path, SAME_PATH)
+            match(path, path, Why(Reason.SAME_SITE))
     complete = len(taken) == len(mine.modules) or len(found) == len(golden.modules)
     if complete and _is_leaf_by_leaf(golden, mine, found):
         return found
@@ -56,7 +52,7 @@ def partners(golden: ModuleTree, mine: ModuleTree, fixed: Partners, kind: Kind =
     _fused(mine, golden, found, taken, turned=True)
     _rest(golden, mine, found, taken, match)
     for left, right in unlike:
-        match(left, right, f"{RENAMED}: same place")
+        match(left, right, Why(Reason.RENAMED, ": same place"))
     found |= fixed
     return found if _are_alike(golden, mine, found, params) else certain
 
@@ -92,7 +88,7 @@ def _below_wrapper(golden: ModuleTree, mine: ModuleTree, match: Match) -> None:
     if wrapper is None:
         return
     left, right = wrapper
-    why = f"{WRAPPED} {(left or right).rstrip('.')!r}"
+    why = Why(Reason.BELOW_WRAPPER, f" {(left or right).rstrip('.')!r}")
     for path in golden.modules:
         inner = "" if path == left.rstrip(".") else path.removeprefix(left)
         partner = (right + inner).rstrip(".")
@@ -155,7 +151,8 @@ def _leaves(
         left, right = leaves[0][i], leaves[1][j]
         common = _common(golden.modules[left], mine.modules[right], params)
         if common:
-            match(left, right, f"{RENAMED}: same {', '.join(common)} and place")
+            why = Why(Reason.RENAMED, f": same {', '.join(common)} and place")
+            match(left, right, why)
         else:
             unlike.append((left, right))
     return unlike
@@ -219,7 +216,7 @@ def _inner(
         left = [golden.modules[path] for path in paths if path not in found]
         right = [mine.modules[path] for path in theirs.get(held, ()) if path not in taken]
         for path, partner in _chain(left, right):
-            match(path, partner, f"{RENAMED}: it holds the same modules")
+            match(path, partner, Why(Reason.RENAMED, ": it holds the same modules"))
 
 
 def _rest(
@@ -239,7 +236,7 @@ def _rest(
             alike = [x for x in free if name and mine.modules[x].name == name]
             alike = alike or [x for x in free if mine.size(x) == size]
             if len(alike) == 1:
-                match(one, alike[0], f"{RENAMED}: what is left there")
+                match(one, alike[0], Why(Reason.RENAMED, ": what is left there"))
 
 
 def _chain(golden: list[ModuleFacts], mine: list[ModuleFacts]) -> list[tuple[str, str]]:
@@ -284,10 +281,11 @@ def _fused(
         parts = _parts(module, free)
         joint = [p for p in _joint(split, parts, module) if p == known or p not in used]
         if parts and turned:
-            for part in (*joint, *parts):
-                found[part] = (leaf,), f"{FUSED}: {len(parts)} in golden are one in mine"
+            why = Why(Reason.FUSED, f": {len(parts)} in golden are one in mine")
+            found |= dict.fromkeys((*joint, *parts), ((leaf,), why))
         elif parts:
-            found[leaf] = (*joint, *parts), f"{FUSED}: one in golden is {len(parts)} in mine"
+            why = Why(Reason.FUSED, f": one in golden is {len(parts)} in mine")
+            found[leaf] = (*joint, *parts), why
             taken.update(found[leaf][0])
 
 
@@ -310,7 +308,9 @@ def _joint(split: ModuleTree, parts: Sequence[str], whole: ModuleFacts) -> list[
 
 def summands(partners: Partners) -> set[tuple[str, str]]:
     """Return the pairs of a whole and a part whose output another module joins with the others'."""
-    fused = {(g, m) for g, (paths, why) in partners.items() if why.startswith(FUSED) for m in paths}
+    fused = {
+        (g, m) for g, (paths, why) in partners.items() if why.reason is Reason.FUSED for m in paths
+    }
     return {
         (g, m)
         for g, m in fused

@@ -1,4 +1,4 @@
-"""Why a record has no partner: one of the closed set in `core/reasons.py`."""
+"""Why a record has no partner: one of the closed set in `align/reasons.py`."""
 
 from __future__ import annotations
 
@@ -8,26 +8,9 @@ from dataclasses import replace
 
 from llmdebug_nb.align.calls import grouped
 from llmdebug_nb.align.exported import is_graph
-from llmdebug_nb.core.findings import Pair
+from llmdebug_nb.align.pairs import Pair
+from llmdebug_nb.align.reasons import Reason
 from llmdebug_nb.core.paths import is_operator, module_of
-from llmdebug_nb.core.reasons import (
-    FOLDED,
-    INNER,
-    INSIDE,
-    LEFT_OUT,
-    NO_CALL,
-    NO_LEVEL,
-    NO_MODULES,
-    NO_OPERATOR,
-    NO_PATH,
-    NO_PHASE,
-    NO_RANK,
-    NO_SLOT,
-    NO_STEP,
-    NOT_RECORDED,
-    READ,
-    WRITTEN,
-)
 from llmdebug_nb.core.records import IN_KERNEL, Record
 
 
@@ -60,30 +43,32 @@ class Reasons:
         self._calls = {record.site.key for record in paired}
         self._left_out = left_out
         graphs = is_graph(own), is_graph(other)
-        self._excuse = None if graphs[0] == graphs[1] else INNER if graphs[0] else FOLDED
+        excuse = Reason.INNER if graphs[0] else Reason.FOLDED
+        self._excuse = None if graphs[0] == graphs[1] else excuse
 
-    def why(self, record: Record) -> str:
+    def why(self, record: Record) -> Reason:
         """Return the first reason that holds."""
         s = record.site
         module, operator = module_of(s.path), is_operator(s.path)
         same_step, same_phase = (s.generation, s.step) in self._steps, s.phase in self._phases
         recorded = same_step and same_phase
+        no_level = Reason.NO_LEVEL if operator else Reason.NO_MODULES
         checks = (
-            (s.path in self._left_out or module in self._left_out, LEFT_OUT),
-            (len(self._ranks) > 1 and s.rank not in self._ranks, NO_RANK),
-            (s.slot.startswith(IN_KERNEL), READ),
-            (operator and self._other_fused and recorded, INSIDE),
-            (self._excuse is not None and recorded, self._excuse or ""),
-            (module not in self._partners, NO_PATH),
-            (module not in self._known, NOT_RECORDED),
-            (not same_step, NO_STEP),
-            (not same_phase, NO_PHASE),
-            (operator not in self._has_operators, NO_LEVEL if operator else NO_MODULES),
-            (s.key in self._calls, NO_SLOT),
-            (operator and self._fused, WRITTEN),
-            (operator, NO_OPERATOR),
+            (s.path in self._left_out or module in self._left_out, Reason.LEFT_OUT),
+            (len(self._ranks) > 1 and s.rank not in self._ranks, Reason.NO_RANK),
+            (s.slot.startswith(IN_KERNEL), Reason.READ),
+            (operator and self._other_fused and recorded, Reason.INSIDE),
+            (self._excuse is not None and recorded, self._excuse or Reason.INNER),
+            (module not in self._partners, Reason.NO_PATH),
+            (module not in self._known, Reason.NOT_RECORDED),
+            (not same_step, Reason.NO_STEP),
+            (not same_phase, Reason.NO_PHASE),
+            (operator not in self._has_operators, no_level),
+            (s.key in self._calls, Reason.NO_SLOT),
+            (operator and self._fused, Reason.WRITTEN),
+            (operator, Reason.NO_OPERATOR),
         )
-        return next((reason for holds, reason in checks if holds), NO_CALL)
+        return next((reason for holds, reason in checks if holds), Reason.NO_CALL)
 
 
 def reasons(
@@ -126,13 +111,18 @@ def in_order(
         if record.id in last:
             place = last[record.id]
         elif record.id not in paired:
-            after[place].append(Pair(None, record, mine.why(record)))
+            after[place].append(_alone(None, record, mine.why(record)))
     table = after.pop(None, [])
     for record in sides[0]:
-        own = pairs.get(record.id) or [Pair(record, None, golden.why(record))]
+        own = pairs.get(record.id) or [_alone(record, None, golden.why(record))]
         table += [pair if pair.at_its_place else _with_reason(pair, golden, mine) for pair in own]
         table += after.pop(record.id, ())
     return table
+
+
+def _alone(golden: Record | None, mine: Record | None, reason: Reason) -> Pair:
+    """Return a record without a partner as a pair."""
+    return Pair(golden, mine, reason.text, reason=reason)
 
 
 def _with_reason(pair: Pair, golden: Reasons, mine: Reasons) -> Pair:

@@ -1,0 +1,1 @@
+"""Use cases: record, open, compare, launch, step, export. Front ends call these alone."""

@@ -11,10 +11,10 @@ from pathlib import Path
 from llmdebug_nb.app.scratch import Scratch
 from llmdebug_nb.comparison.modules import Modules
 from llmdebug_nb.core.errors import CompareError
-from llmdebug_nb.core.sequences import Shared, TokenSequence, shared
 from llmdebug_nb.store import by_token, reader
 from llmdebug_nb.store.by_token import Joined, Texts
 from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.sequences import Shared, TokenSequence, shared
 
 
 def same_steps(golden: Run, mine: Run) -> tuple[Run, Run, list[str]]:

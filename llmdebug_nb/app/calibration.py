@@ -12,9 +12,9 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.core.records import Site
-from llmdebug_nb.explain.operators import CannotReplay
-from llmdebug_nb.explain.replay import same
-from llmdebug_nb.explain.runs import Side
+from llmdebug_nb.replay.operators import CannotReplay
+from llmdebug_nb.replay.replay import same
+from llmdebug_nb.replay.runs import Side
 from llmdebug_nb.store.run import Run
 
 AUTO = "auto"  # in place of a recording

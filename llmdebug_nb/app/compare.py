@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from llmdebug_nb.align import names
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.pairing import pair
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.app import proof
 from llmdebug_nb.app.by_token import same_steps
 from llmdebug_nb.app.calibration import AUTO, recordings
@@ -24,8 +25,9 @@ from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.app.sides import sides
 from llmdebug_nb.comparison import engine
-from llmdebug_nb.comparison.calibration import Calibration, says
+from llmdebug_nb.comparison.calibration import Calibration
 from llmdebug_nb.comparison.custom import Custom
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.comparison.epsilons import told
 from llmdebug_nb.comparison.jobs import Work
 from llmdebug_nb.comparison.limits import Limits
@@ -34,13 +36,13 @@ from llmdebug_nb.comparison.untouched import Steps
 from llmdebug_nb.core import collector, constants
 from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.errors import CompareError
-from llmdebug_nb.core.findings import Difference, Expectation, Pair
-from llmdebug_nb.core.updates import History, Name, Step
-from llmdebug_nb.explain import blame
-from llmdebug_nb.explain.blame import Explanation
-from llmdebug_nb.explain.runs import Runs
+from llmdebug_nb.findings import blame
+from llmdebug_nb.findings.blame import Explanation
+from llmdebug_nb.replay.runs import Runs
 from llmdebug_nb.store import compiled, reader
+from llmdebug_nb.store.expectation import Expectation
 from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.weight_history import History, Name, Step
 
 if TYPE_CHECKING:
     import torch
@@ -217,9 +219,8 @@ class Comparison:
             found = blame.explained(differences, runs, self.explain)
             return with_ranks(found, differences, golden, mine)
 
-        limits_text = says(self.limits, self.calibration, judging.plain)
         notes = [*self.custom.notes(), *self.remarks]
-        return Report(golden, mine, judging, find, limits_text, notes, again, expected)
+        return Report((golden, mine), judging, find, notes, again, expected)
 
     def step(
         self, again: Again, step: tuple[int, int] | None, expected: list[Expectation]
@@ -303,7 +304,7 @@ def _paired(
     pairs = pair(
         records, mine.records(), mapping,
         (golden.nodes, mine.nodes), (golden.load, mine.load),
-        (compiled.nodes(golden), compiled.nodes(mine)),
+        (compiled.nodes(golden.index), compiled.nodes(mine.index)),
         max(told(golden.rounding), told(mine.rounding)),
     )  # fmt: skip
     for run, side in ((golden, "golden"), (mine, "mine")):

@@ -75,8 +75,8 @@ def _write(
 
 def _nodes_of(run: Run) -> Callable[[Record], str | None]:
     """Return the function that names the node of a record. Raises OptionError: there are none."""
-    if compiled.is_compiled(run):
-        names = compiled.names(run)
+    if compiled.is_compiled(run.index):
+        names = compiled.names(run.index)
         return lambda record: names.get(compiled.key_of(record.site))
     if run.info()["layout"] in (fx.NAME, ge.NAME):
         return lambda record: module_of(record.site.path) if is_operator(record.site.path) else None

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.errors import DumpWriteError
-from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.printable import cell
-from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.core.urls import on_this_machine
 from llmdebug_nb.show import html
 from llmdebug_nb.show.report_view import ReportView
 from llmdebug_nb.show.words import expected_text
+from llmdebug_nb.store.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas

@@ -111,7 +111,7 @@ class ErrorCheck:
     @interrupts.held
     def start(self) -> ErrorCheck:
         """Begin to check. Raises CaptureError. After an error or interrupt, nothing is left."""
-        from llmdebug_nb.capture.errcheck.session import CheckSession
+        from llmdebug_nb.capture.errcheck.session import Checks, CheckSession
 
         if self.running:
             raise CaptureError("this check is already running")
@@ -119,10 +119,10 @@ class ErrorCheck:
         interrupts.watch(self)  # until `abandon`
         with ExitStack() as undo:
             undo.callback(interrupts.unwatch, self)
+            checks = Checks(self.options.types, self.options.mode, self.options.exit)
             self._check = CheckSession(
-                self._models, self.options.types, self.options.mode, self.options.exit,
-                self._on_fault, module_tree.build, rank_here(),
-            )  # fmt: skip
+                self._models, checks, self._on_fault, module_tree.build, rank_here()
+            )
             undo.callback(self._check.abandon)
             self._check.start()
             self._session = self._check.session

@@ -10,8 +10,9 @@ from llmdebug_nb.app.compare import RunLike, compare
 from llmdebug_nb.app.differences import write_text
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.runs import open_run
-from llmdebug_nb.core.findings import Difference, Finding
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.urls import on_this_machine
+from llmdebug_nb.findings.finding import Finding
 from llmdebug_nb.show import export as exporting
 from llmdebug_nb.show import html
 from llmdebug_nb.show.run_view import RunView

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from llmdebug_nb.app import rerun
 from llmdebug_nb.app.rerun import FindModule, Step, live
 from llmdebug_nb.core.errors import ProofError
-from llmdebug_nb.core.findings import Finding
 from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.records import Site
-from llmdebug_nb.explain.operators import CannotReplay
-from llmdebug_nb.explain.runs import Runs, Side
+from llmdebug_nb.findings.finding import Finding
+from llmdebug_nb.replay.operators import CannotReplay
+from llmdebug_nb.replay.runs import Runs, Side
 
 if TYPE_CHECKING:
     from llmdebug_nb.app.report import Programs

@@ -4,51 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from llmdebug_nb.capture.runtimes import RUNTIMES, either
 from llmdebug_nb.core.errors import OptionError
 from llmdebug_nb.core.paths import within
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from llmdebug_nb.capture.runtime import Runtime
+    from llmdebug_nb.capture.runtimes import RuntimeModel
     from llmdebug_nb.store.run import Run
 
 
-class OnnxSession(Protocol):
-    """An ``onnxruntime.InferenceSession``."""
-
-    def run(
-        self, output_names: Sequence[str] | None, input_feed: Mapping[str, object], /
-    ) -> Sequence[object]: ...
-    def get_inputs(self) -> Sequence[object]: ...
-
-
-class OpenVinoModel(Protocol):
-    """An ``openvino.CompiledModel``, an ``InferRequest`` of one, or the ``Model`` of one."""
-
-    @property
-    def inputs(self) -> Sequence[object]: ...
-
-
-class VllmEngine(Protocol):
-    """A ``vllm.LLM``."""
-
-    @property
-    def llm_engine(self) -> object: ...
-
-
-class Llama(Protocol):
-    """A ``llama_cpp.Llama``."""
-
-    @property
-    def n_tokens(self) -> int: ...
-    def eval(self, tokens: list[int]) -> None: ...
-
-
-Model: TypeAlias = "nn.Module | OnnxSession | OpenVinoModel | VllmEngine | Llama"
+Model: TypeAlias = "nn.Module | RuntimeModel"
 Models: TypeAlias = "Model | Sequence[Model]"
 
 _recorded_here: set[Path] = set()  # folders of runs
@@ -62,40 +34,23 @@ def modules_in(models: object) -> tuple[nn.Module, ...]:
     Raises:
         OptionError: a value is not a module, or the same module comes twice.
     """
-    return _checked(models, lambda model: False, "a torch.nn.Module")
+    return _checked(models, ())
 
 
-def compilable_in(models: object) -> tuple[nn.Module | VllmEngine, ...]:
+def compilable_in(models: object) -> tuple[Model, ...]:
     """Return modules and engines in ``models``, whose compiled code can be recorded.
 
     Raises OptionError.
     """
-    from llmdebug_nb.capture.compat.vllm_api import is_engine
-
-    return _checked(models, is_engine, "a torch.nn.Module or a vllm.LLM")
+    return _checked(models, [each for each in RUNTIMES if each.engine is not None])
 
 
 def models_in(models: object) -> tuple[Model, ...]:
-    """Return modules, models of runtimes and engines in ``models``. Raises OptionError."""
-    expected = (
-        "a torch.nn.Module, an onnxruntime.InferenceSession, an openvino.CompiledModel,"
-        " a vllm.LLM or a llama_cpp.Llama"
-    )
-    return _checked(models, _is_of_runtime, expected)
+    """Return modules and models of runtimes in ``models``. Raises OptionError."""
+    return _checked(models, RUNTIMES)
 
 
-def _is_of_runtime(model: object) -> bool:
-    from llmdebug_nb.capture.compat.llamacpp_api import is_llama
-    from llmdebug_nb.capture.compat.onnxruntime_api import is_session
-    from llmdebug_nb.capture.compat.openvino_api import is_compiled, is_model
-    from llmdebug_nb.capture.compat.vllm_api import is_engine
-
-    return any(kind(model) for kind in (is_session, is_compiled, is_model, is_engine, is_llama))
-
-
-def _checked(
-    models: object, is_session: Callable[[object], bool], expected: str
-) -> tuple[nn.Module, ...]:
+def _checked(models: object, runtimes: Sequence[Runtime]) -> tuple[nn.Module, ...]:
     if models is None:
         return ()
     import torch
@@ -103,7 +58,9 @@ def _checked(
     each = tuple(models) if isinstance(models, (list, tuple)) else (models,)
     for number, model in enumerate(each):
         kind = type(model).__name__
-        if not isinstance(model, torch.nn.Module) and not is_session(model):
+        known = any(runtime.is_model(model) for runtime in runtimes)
+        if not known and not isinstance(model, torch.nn.Module):
+            expected = either(["a torch.nn.Module", *(runtime.model for runtime in runtimes)])
             raise OptionError(
                 f"model: expected {expected}, got {kind}; leave it out to record whatever runs"
             )

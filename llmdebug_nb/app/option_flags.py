@@ -10,13 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import Field, fields
 from typing import Any
 
-from llmdebug_nb.core.option_declaration import (
-    HOW_MUCH,
-    WHAT,
-    WHEN,
-    Declaration,
-    declaration_of,
-)
+from llmdebug_nb.core.option_declaration import HOW_MUCH, WHAT, WHEN, Declaration, declaration_of
 from llmdebug_nb.core.options import DumpOptions
 
 # of messages, by msit's names

@@ -13,22 +13,20 @@ from llmdebug_nb.app import inside
 from llmdebug_nb.app.rerun import Step
 from llmdebug_nb.app.sides import sides
 from llmdebug_nb.capture.substitution import Place, Substitution
+from llmdebug_nb.causes import causes
+from llmdebug_nb.comparison.differences import Difference
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core.errors import LLMDebugError, ProofError
-from llmdebug_nb.core.findings import (
-    Difference,
-    Expectation,
-    Finding,
-    Proof,
-)
 from llmdebug_nb.core.paths import any_layer
-from llmdebug_nb.core.reasons import REJOINED
-from llmdebug_nb.explain import causes
-from llmdebug_nb.explain.flow import AGREES
-from llmdebug_nb.explain.operators import CannotReplay
-from llmdebug_nb.explain.placing import Placed, Put, alike, of_weights, placed
-from llmdebug_nb.explain.replay import largest_error, same
-from llmdebug_nb.explain.runs import Runs, Side
+from llmdebug_nb.findings.finding import Finding, Proof
+from llmdebug_nb.findings.graft_choice import Placed, alike, of_weights, placed
+from llmdebug_nb.graph.flow import AGREES
+from llmdebug_nb.replay.in_place import Put
+from llmdebug_nb.replay.operators import CannotReplay
+from llmdebug_nb.replay.replay import largest_error, same
+from llmdebug_nb.replay.runs import Runs, Side
 from llmdebug_nb.show.words import count_text
+from llmdebug_nb.store.expectation import Expectation
 
 if TYPE_CHECKING:
     import torch
@@ -260,7 +258,7 @@ def _proof(
 
 
 def _agrees(d: Difference) -> bool:
-    return d.verdict in AGREES or d.reason == REJOINED
+    return d.verdict in AGREES or d.rule is Rule.REJOINED
 
 
 def _words(place: str, agrees: bool, count: int, left: int, behind: Finding | None) -> str:

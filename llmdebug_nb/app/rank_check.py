@@ -15,9 +15,9 @@ from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.core.kernels.relative import relative_l2
 from llmdebug_nb.core.placement import ACCUMULATED, REPLICATE, SHARED, unshared
-from llmdebug_nb.core.rank_checks import REPLICAS, RankCheck, RankFault
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.store.collectives import collectives
+from llmdebug_nb.store.rank_checks import REPLICAS, RankCheck, RankFault
 from llmdebug_nb.store.reduced import reduced_gradients
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.world import grid_of, groups_of

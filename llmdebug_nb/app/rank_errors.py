@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import torch
 
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.errors import LLMDebugError
-from llmdebug_nb.core.findings import Difference, Finding
 from llmdebug_nb.core.kernels.joining import Place, Recipe, joined
 from llmdebug_nb.core.kernels.relative import relative_l2
 from llmdebug_nb.core.placement import REDUCTIONS, SHARED, Only
-from llmdebug_nb.explain.blame import Explanation
+from llmdebug_nb.findings.blame import Explanation
+from llmdebug_nb.findings.finding import Finding
 from llmdebug_nb.store.joined import JoinedRun, Whole
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.world import ranks_of

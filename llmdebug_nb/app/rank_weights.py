@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection
 
-from llmdebug_nb.core.opened_run import ScalarRow
-from llmdebug_nb.core.rank_checks import REPLICAS, RankFault
 from llmdebug_nb.core.records import Site
-from llmdebug_nb.core.updates import UPDATED, Name, Step, sample_of
+from llmdebug_nb.core.updates import UPDATED
+from llmdebug_nb.store.queries import ScalarRow
+from llmdebug_nb.store.rank_checks import REPLICAS, RankFault
 from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.weight_history import Name, Step, sample_of
 
 
 def out_of_step(run: Run, ranks: Collection[int], replicas: Collection[Name]) -> list[RankFault]:

@@ -16,16 +16,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from llmdebug_nb.app.destination import recorded, url_of
-from llmdebug_nb.app.live_models import (
-    compilable_in,
-    models_in,
-    remember_roots,
-    remember_run,
-)
+from llmdebug_nb.app.live_models import compilable_in, models_in, remember_roots, remember_run
+from llmdebug_nb.app.option_signatures import shows_options
 from llmdebug_nb.capture.hooks import module_tree
 from llmdebug_nb.core import collector, determinism, interrupts
 from llmdebug_nb.core.errors import CaptureError, OptionError, StoreError, UploadWarning
-from llmdebug_nb.core.option_signatures import shows_options
 from llmdebug_nb.core.options import DumpOptions, runs_folder
 from llmdebug_nb.core.records import Node, RootCall
 from llmdebug_nb.store.format import MARKER
@@ -50,8 +45,8 @@ _LAST_RANK = 2**31 - 1  # as torch keeps ranks in 32 bits
 def dump(model: Models | None = None, **options: Unpack[DumpKeywords]) -> Recording:
     """Record the tensors of a model in a ``with`` block; the block's target is the Run.
 
-    ``model``: a module, a session of ONNX Runtime, a compiled model of OpenVINO, a vLLM engine, a
-    Llama of llama.cpp, or several. None records every outermost module that runs.
+    ``model``: a module, what another runtime runs (a session, a compiled model, an engine), or
+    several. None records every outermost module that runs.
 
         with ld.dump(model, name="golden", tokens="0-3") as golden:
             model.generate(**inputs)
@@ -78,8 +73,7 @@ class Recording:
         """Check the models and options.
 
         Args:
-            model: a module, a session of ONNX Runtime, a compiled model of OpenVINO, a vLLM engine,
-                a Llama of llama.cpp, several, or None for every one that runs.
+            model: a module, a model of a runtime, several, or None for every one that runs.
             options: which tensors to record, and where to put the run.
             manual: only `step` ends a step; steps count from 0.
             rank: the rank of this process, where torch doesn't know it.
@@ -99,7 +93,7 @@ class Recording:
         self.options = options
         self._url = url_of(options)
         self._rank = rank_here() if rank is None else rank
-        # what a runtime runs can't be compiled; vLLM's model can
+        # a graph can't be compiled; the module that an engine runs can
         self._models = models_in(model) if options.graph is None else compilable_in(model)
         self._manual = manual
         self._session: Session | None = None
@@ -181,10 +175,10 @@ class Recording:
         return session
 
     def _create(self, name: str) -> Path:
-        from llmdebug_nb.capture import setup
         from llmdebug_nb.capture.compat import torch_distributed
+        from llmdebug_nb.capture.versions import versions
 
-        details = {"options": self.options.as_json(), "environment": setup.versions()}
+        details = {"options": self.options.as_json(), "environment": versions()}
 
         def make() -> str:
             return str(create_run(_parent(self.options), name, details))

@@ -11,36 +11,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from llmdebug_nb.app import settling
+from llmdebug_nb.app import noise_proof
 from llmdebug_nb.app.differences import Differences
-from llmdebug_nb.app.settling import Plain, settled
-from llmdebug_nb.comparison import clipping, epsilons, grain, padding
+from llmdebug_nb.app.lockstep_outcome import Lockstep
+from llmdebug_nb.app.noise_proof import Plain, settled
+from llmdebug_nb.causes import causes
+from llmdebug_nb.comparison import clipping, epsilons, padding, quantisation_steps
 from llmdebug_nb.comparison.coverage import coverage, why_incomparable
+from llmdebug_nb.comparison.differences import EXPECTED, Difference, Verdict
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import CorruptDumpError, OptionError, ProofError, nearest
-from llmdebug_nb.core.findings import (
-    EXPECTED,
-    Difference,
-    Expectation,
-    Finding,
-    Proof,
-    Verdict,
-    covering,
-)
-from llmdebug_nb.core.headline import Headline
-from llmdebug_nb.core.listings import Listing
-from llmdebug_nb.core.lockstep import Lockstep
 from llmdebug_nb.core.printable import printable
-from llmdebug_nb.core.reasons import REJOINED
-from llmdebug_nb.core.tabular import Tabular
-from llmdebug_nb.explain import causes, listing
-from llmdebug_nb.explain.blame import Explanation
-from llmdebug_nb.explain.calls import first_divergence
-from llmdebug_nb.explain.summary import headline, sentences, unanswered
+from llmdebug_nb.findings import listing
+from llmdebug_nb.findings.blame import Explanation
+from llmdebug_nb.findings.finding import Finding, Proof
+from llmdebug_nb.findings.headline import Headline
+from llmdebug_nb.findings.summary import headline, sentences, unanswered
+from llmdebug_nb.graph.compared_calls import first_divergence
 from llmdebug_nb.show.report_view import ReportView
 from llmdebug_nb.show.tokens import Tokenizer
 from llmdebug_nb.show.words import count_text, error_text, labels, verdicts_text
+from llmdebug_nb.source.listings import Listing
 from llmdebug_nb.store import expected as marks
+from llmdebug_nb.store.expectation import Expectation, covering
+from llmdebug_nb.store.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas
@@ -80,22 +75,20 @@ class Report(Tabular):
 
     def __init__(
         self,
-        golden: Run,
-        mine: Run,
+        sides: tuple[Run, Run],
         judging: Judging,
         blame: Callable[[Sequence[Difference]], Explanation],
-        limits: str = "",
         problems: Sequence[str] = (),
         again: LiveModels | None = None,
         expected: list[Expectation] | None = None,
     ) -> None:
-        self.golden, self.mine = golden, mine
-        self.limits, self.problems = limits, list(problems)
+        self.golden, self.mine = sides
+        self.limits, self.problems = judging.says(), list(problems)
         self._judging, self._blame = judging, blame
         self._views: weakref.WeakSet[ReportView] = weakref.WeakSet()
         self._again = again
         try:
-            self.expected = marks.read(golden, mine) if expected is None else expected
+            self.expected = marks.read(*sides) if expected is None else expected
         except CorruptDumpError as error:
             self.expected = []
             self.problems.append(str(error))
@@ -141,11 +134,11 @@ class Report(Tabular):
         """Yield the findings with the mark that covers each, and the rows that it makes."""
         for finding, made in zip(explanation.findings, explanation.rows, strict=True):
             large = any(map(self._judging.is_large, made))
-            yield finding, covering(self.expected, finding, large), made
+            yield finding, covering(self.expected, finding.marked_sites, large), made
 
     @functools.cached_property
     def _plain(self) -> Plain:
-        return settling.plain(self._judging, self._blame)
+        return noise_proof.plain(self._judging, self._blame)
 
     @functools.cached_property
     def incomparable(self) -> str:
@@ -207,10 +200,8 @@ class Report(Tabular):
             OptionError: no tensor of the comparison fits, or a field makes no sense.
             StoreError: the mark can't be kept; then it has no effect either.
         """
-        if isinstance(what, Difference):
-            mark = Expectation.of_row(what, str(comment))
-        elif isinstance(what, Finding):
-            mark = Expectation.of_finding(what, str(comment))
+        if isinstance(what, (Difference, Finding)):
+            mark = what.mark(str(comment))
         elif isinstance(what, str):
             mark = Expectation(what, str(comment), role, slot, phase, step)
         else:
@@ -244,7 +235,7 @@ class Report(Tabular):
     def _check(self, mark: Expectation) -> None:
         """Raise OptionError unless a mark makes sense and covers something."""
         marks.checked(mark)
-        if not any(covering([mark], d) for d in self.differences):
+        if not any(covering([mark], d.marked_sites) for d in self.differences):
             near = nearest(mark.path, sorted({d.site.path for d in self.differences}))
             raise OptionError(f"expect {mark}: the comparison has no such tensor{near}")
 
@@ -312,7 +303,8 @@ class Report(Tabular):
 
     def _quantised(self) -> list[str]:
         """Return a sentence each on quantised weights and activations, if there are any."""
-        return [says for of in (grain, clipping) if (says := of.says(self.differences))]
+        of = (quantisation_steps, clipping)
+        return [says for each in of if (says := each.says(self.differences))]
 
     def headlines(self) -> list[Headline]:
         """Return each finding in the words of the first screen."""
@@ -378,7 +370,9 @@ class Report(Tabular):
     def _notes_on_marks(self) -> list[str]:
         used = {d.expected for d in self.differences} | {f.expected for f in self.findings}
         bad = (d for d in self.differences if d.verdict == "diverged")
-        large = Counter(mark for d in bad if (mark := covering(self.expected, d)) is not None)
+        large = Counter(
+            mark for d in bad if (mark := covering(self.expected, d.marked_sites)) is not None
+        )
         notes = [
             f"marked as expected, but does not differ now: {mark}"
             for mark in self.expected
@@ -395,7 +389,7 @@ class Report(Tabular):
     def notes(self) -> list[str]:
         """Return the notes that limit the verdict, such as rows that could not be compared."""
         fine = [d for d in self.differences if d.verdict == "unmatched" and not d.is_mismatch]
-        inside = sum(d.reason != REJOINED for d in fine)
+        inside = sum(d.rule is not Rule.REJOINED for d in fine)
         alone = self._counts["unmatched"] - len(fine)
         notes = []
         if inside:

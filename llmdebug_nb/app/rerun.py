@@ -23,19 +23,19 @@ from llmdebug_nb.core.interrupts import Unbroken, let_through, unbroken
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.paths import within
 from llmdebug_nb.core.records import CallKey, Site
-from llmdebug_nb.explain import arguments
-from llmdebug_nb.explain.execution import quiet
-from llmdebug_nb.explain.operators import CannotReplay
-from llmdebug_nb.explain.runs import Side
-from llmdebug_nb.explain.swap import restored
+from llmdebug_nb.replay import arguments
+from llmdebug_nb.replay.execution import quiet
+from llmdebug_nb.replay.operators import CannotReplay
+from llmdebug_nb.replay.runs import Side
+from llmdebug_nb.replay.swap import restored
 from llmdebug_nb.store import reader
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.writer import Writer, create_run
 
 if TYPE_CHECKING:
     from llmdebug_nb.capture.hooks.handles import Handle
-    from llmdebug_nb.core.opened_run import OpenedRun
-    from llmdebug_nb.explain.placing import Put
+    from llmdebug_nb.replay.in_place import Put
+    from llmdebug_nb.store.run import Run
 
 Weights = Mapping[tuple[str, str], "Put"]  # by path of the module and name
 FindModule: TypeAlias = Callable[[str], torch.nn.Module | None]
@@ -61,7 +61,7 @@ class Step:
     side: Side
     key: CallKey
     model: torch.nn.Module
-    options_of: OpenedRun | None = None
+    options_of: Run | None = None
     _arguments: arguments.Arguments = field(init=False)
     _load: Callable[[str], torch.Tensor] = field(init=False)
 
@@ -197,7 +197,7 @@ def record(
     return run
 
 
-def _options(run: OpenedRun) -> dict[str, object]:
+def _options(run: Run) -> dict[str, object]:
     """Return the options of a run that say what of a step is recorded. Raises CannotReplay."""
     recorded = dict(run.meta.get("options") or {})
     if recorded.get("graph"):

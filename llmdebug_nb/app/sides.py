@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from llmdebug_nb.app.live_models import is_recorded_here
-from llmdebug_nb.explain import execution, worker
-from llmdebug_nb.explain.runs import Side
+from llmdebug_nb.replay import execution, worker
+from llmdebug_nb.replay.runs import Side
 from llmdebug_nb.store.run import Run
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmdebug_nb.app.runs import open_run
-from llmdebug_nb.capture.timing import ort_profile
+from llmdebug_nb.capture.onnx import ort_profile
 from llmdebug_nb.core.urls import on_this_machine
 from llmdebug_nb.show import timeline as timelines
 from llmdebug_nb.show.timeline import Timeline

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from llmdebug_nb.app.option_signatures import shows_options
 from llmdebug_nb.app.recording import Recording
 from llmdebug_nb.core.errors import OptionError
-from llmdebug_nb.core.option_signatures import shows_options
 from llmdebug_nb.core.options import DumpKeywords, DumpOptions
 
 if TYPE_CHECKING:

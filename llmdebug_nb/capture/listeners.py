@@ -4,35 +4,64 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 
 class Listeners(Generic[T]):
-    """The listeners of one wrapper: the first one puts it on, the last one takes it off."""
+    """The listeners of one wrapper: the first one puts it on, the last one takes it off.
+
+    It is true while there are any, or while one waits for a run.
+    """
 
     def __init__(self, wrap: Callable[[], Callable[[], None]]) -> None:
         """``wrap()`` puts the wrapper on and returns how to undo it."""
         self._wrap = wrap
         self._listeners: list[T] = []
+        self._waiting: list[Callable[[Any], None]] = []
         self._undo: Callable[[], None] | None = None
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[T]:
         return iter(tuple(self._listeners))
 
+    def __bool__(self) -> bool:
+        return bool(self._listeners or self._waiting)
+
+    def at_run(self, model: object) -> Iterator[T]:
+        """Return the listeners to a run of a model that is about to begin.
+
+        Those that wait for one are told of it first, and may add a listener.
+        """
+        for begins in tuple(self._waiting):
+            begins(model)
+        return iter(self)
+
+    def wait(self, begins: Callable[[Any], None]) -> Callable[[], None]:
+        """Call ``begins(model)`` before each run of a model; return how to end that."""
+        self._enter(self._waiting, begins)
+        return partial(self._leave, self._waiting, begins)
+
     def add(self, listener: T) -> None:
-        with self._lock:
-            self._listeners.append(listener)
-            if self._undo is None:
-                self._undo = self._wrap()
+        self._enter(self._listeners, listener)
 
     def remove(self, listener: T) -> None:
         """Remove a listener; do nothing if it was not added."""
+        self._leave(self._listeners, listener)
+
+    def _enter(self, among: list[S], one: S) -> None:
         with self._lock:
-            if listener in self._listeners:
-                self._listeners.remove(listener)
-            if not self._listeners and self._undo is not None:
+            among.append(one)
+            if self._undo is None:
+                self._undo = self._wrap()
+
+    def _leave(self, among: list[S], one: S) -> None:
+        with self._lock:
+            if one in among:
+                among.remove(one)
+            if not self and self._undo is not None:
                 self._undo()
                 self._undo = None

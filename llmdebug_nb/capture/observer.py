@@ -12,6 +12,7 @@ from torch import nn
 from llmdebug_nb.capture.calls import Leaf, OpenCall, SharedCounts, ThreadState
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.compat.torch_modes import Mode
+from llmdebug_nb.capture.fast_check import Passing
 from llmdebug_nb.capture.guard import Guard
 from llmdebug_nb.capture.hooks.gradients import Gradients
 from llmdebug_nb.capture.module_weights import ModuleWeights
@@ -21,7 +22,6 @@ from llmdebug_nb.capture.operators.forward_operators import ForwardOperators
 from llmdebug_nb.capture.operators.kinds import Operator, operator_name
 from llmdebug_nb.capture.operators.view_chains import arguments_text
 from llmdebug_nb.capture.overflow_filter import OverflowFilter, RecordLeaves, record_both
-from llmdebug_nb.capture.passing import Passing
 from llmdebug_nb.capture.ranks import Ranks
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.recording_filter import RecordingFilter

@@ -93,7 +93,7 @@ class RecordingFilter:
         return settings.calls, settings.children
 
     def selects(self, call: RootCall, root: nn.Module | None = None) -> bool:
-        """Return whether a root call is recorded. ``root``: its module; None in ONNX Runtime."""
+        """Return whether a root call is recorded. ``root``: its module; None for a graph."""
         return not self.paused and self.selects_step(call) and (root is None or self._on(root))
 
     def selects_step(self, call: RootCall) -> bool:

@@ -16,7 +16,7 @@ from llmdebug_nb.capture.compat.torch_modes import Mode
 from llmdebug_nb.capture.hooks import autograd
 from llmdebug_nb.capture.hooks.inspection import attributes_of, weights_of
 from llmdebug_nb.capture.hooks.modules import Args, HookedModule, Kwargs, Root
-from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.core import interrupts
 from llmdebug_nb.core.determinism import GENERATOR
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from torch import nn
 
-from llmdebug_nb.capture import unhookable
-from llmdebug_nb.capture.compat import pytorch, vllm_api
+from llmdebug_nb.capture import runtimes, unhookable
+from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.hooks.inspection import find_entries, find_fused
 from llmdebug_nb.capture.hooks.modules import EntryListener, HookedModule, Root
-from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.capture.source_lines import forward_of
 from llmdebug_nb.core import interrupts
 from llmdebug_nb.core.errors import CaptureError
@@ -57,7 +57,7 @@ class RootFinder:
         if known is not None:
             return known
         # what an engine compiled is never traced again, whatever hooks there are
-        is_safe = self._looks_inside or vllm_api.compiles(module)
+        is_safe = self._looks_inside or runtimes.engine_compiles(module)
         why = None if is_safe else unhookable.why_compiled(module)
         why = unhookable.why_script(module) or why
         if why is None:

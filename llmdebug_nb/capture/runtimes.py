@@ -1,119 +1,70 @@
-"""The graphs of other runtimes that one recording follows, beside modules of PyTorch.
+"""The runtimes whose models are recorded: `RUNTIMES` is the one list of them.
 
-What follows a runtime is loaded when the program has imported that runtime: most never do.
+A new one is a line of it, and a folder that follows its models.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from typing import Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TypeAlias
 
-from llmdebug_nb.capture.compat import pytorch
-from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.capture.engines.llamacpp_runtime import LLAMA_CPP
+from llmdebug_nb.capture.engines.vllm_runtime import VLLM
+from llmdebug_nb.capture.onnx.runtime import ONNX_RUNTIME
+from llmdebug_nb.capture.openvino.runtime import OPENVINO
+from llmdebug_nb.capture.runtime import Engine, Runtime
 
+if TYPE_CHECKING:
+    from torch import nn
 
-class GraphSource(Protocol):
-    """A source of calls of graphs that are no modules of PyTorch.
+    from llmdebug_nb.capture.compat.llamacpp_api import Llama
+    from llmdebug_nb.capture.engines.vllm_runtime import VllmEngine
+    from llmdebug_nb.capture.onnx.runtime import OnnxSession
+    from llmdebug_nb.capture.openvino.runtime import OpenVinoModel
 
-    ``labels``: of its roots. ``keeps_any``: the filters ask for a module. ``operators``: the names
-    of its nodes. ``coarse``, ``rounding``: see `Run`.
-    """
+    RuntimeModel: TypeAlias = OnnxSession | OpenVinoModel | VllmEngine | Llama
 
-    @property
-    def labels(self) -> list[str]: ...
-    @property
-    def keeps_any(self) -> bool: ...
-    @property
-    def operators(self) -> list[str]: ...
-    @property
-    def coarse(self) -> list[str]: ...
-    @property
-    def rounding(self) -> float: ...
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-
-
-def _sessions(parts: Parts, given: Sequence[object], only: bool) -> GraphSource:
-    from llmdebug_nb.capture.compat.onnxruntime_api import is_session
-    from llmdebug_nb.capture.graphs.graph_runs import GraphRuns
-    from llmdebug_nb.capture.onnx.sessions import Sessions
-
-    return Sessions(GraphRuns(parts), [model for model in given if is_session(model)], only)
+RUNTIMES: tuple[Runtime, ...] = (
+    ONNX_RUNTIME,
+    OPENVINO,
+    VLLM,
+    LLAMA_CPP,
+)
+# a program that uses one of these may run models: engines run modules of PyTorch
+PACKAGES = ("torch", *(each.package for each in RUNTIMES if each.engine is None))
 
 
-def _compiled_models(parts: Parts, given: Sequence[object], only: bool) -> GraphSource:
-    from llmdebug_nb.capture.compat.openvino_api import is_compiled, is_model
-    from llmdebug_nb.capture.graphs.graph_runs import GraphRuns
-    from llmdebug_nb.capture.openvino.compiled_models import CompiledModels
-
-    compiled = [model for model in given if is_compiled(model)]
-    models = [model for model in given if is_model(model)]
-    return CompiledModels(GraphRuns(parts), compiled, models, only)
+def either(words: Iterable[str]) -> str:
+    """Return ``a, b or c``."""
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
 
 
-def _llamas(parts: Parts, given: Sequence[object], only: bool) -> GraphSource:
-    from llmdebug_nb.capture.compat.llamacpp_api import is_llama
-    from llmdebug_nb.capture.engines.llamas import Llamas
-
-    return Llamas(parts, [model for model in given if is_llama(model)], only)
+# -- engines ---------------------------------------------------------------------------------------
 
 
-_MAKERS: dict[str, Callable[[Parts, Sequence[object], bool], GraphSource]] = {
-    "onnxruntime": _sessions,
-    "openvino": _compiled_models,
-    "llama_cpp": _llamas,
-}
+def engines_in(models: Iterable[object]) -> list[Engine]:
+    """Return what follows the engines among some models. Raises CaptureError."""
+    return [
+        runtime.engine().of(model)
+        for model in models
+        for runtime in RUNTIMES
+        if runtime.engine is not None and runtime.is_model(model)
+    ]
 
 
-def has_llama(models: Iterable[object]) -> bool:
-    """Tell whether one of some models is a ``Llama`` of llama.cpp."""
-    from llmdebug_nb.capture.compat.llamacpp_api import is_llama
+def _loaded() -> list[type[Engine]]:
+    """Return what follows engines, of each runtime that the program has imported."""
+    found = (each.engine for each in RUNTIMES if each.package in sys.modules)
+    return [engine() for engine in found if engine is not None]
 
-    return any(is_llama(model) for model in models)
+
+def engine_calling(module: nn.Module) -> Engine | None:
+    """Return what follows the engine that calls a module now; None if none does."""
+    return next(filter(None, (engine.calling(module) for engine in _loaded())), None)
 
 
-class Runtimes:
-    """Follows sessions of ONNX Runtime, compiled models of OpenVINO, and Llamas of llama.cpp.
-
-    ``sources``: what follows them, by the package of each runtime that the program has imported.
-    """
-
-    def __init__(self, parts: Parts, given: Sequence[object], only: bool) -> None:
-        """``given``: models of theirs. ``only``: no others are recorded.
-
-        Raises CaptureError: one can't be recorded.
-        """
-        self._parts, self._only = parts, only
-        self.sources: dict[str, GraphSource] = {}
-        self._undo = ExitStack()
-        try:
-            for package in _MAKERS if given else ():
-                if package in sys.modules:
-                    self._undo.callback(self._made(package, given).stop)
-        except BaseException:
-            self.stop()
-            raise
-
-    def _made(self, package: str, given: Sequence[object] = ()) -> GraphSource:
-        source = self.sources[package] = _MAKERS[package](self._parts, given, self._only)
-        return source
-
-    def start(self) -> None:
-        """Follow the given ones, and listen to others. Raises CaptureError."""
-        for source in self.sources.values():
-            source.start()
-        for package in () if self._only else _MAKERS:
-            follow = functools.partial(self._follow, package)
-            self._undo.callback(pytorch.with_module(package, follow))
-
-    def _follow(self, package: str, _: object) -> Callable[[], None]:
-        source = self._made(package)
-        source.start()
-        return source.stop
-
-    def stop(self) -> None:
-        """Stop following, and listening."""
-        self._undo.close()
+def engine_compiles(module: nn.Module) -> bool:
+    """Tell whether a part of a module runs as code that an engine compiled."""
+    return any(engine.compiles(module) for engine in _loaded())

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch import nn
 
+from llmdebug_nb.capture import runtimes
 from llmdebug_nb.capture.calls import Leaf, OpenCall
-from llmdebug_nb.capture.compat import pytorch, vllm_api
-from llmdebug_nb.capture.engines.vllm_steps import VllmSteps
+from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.generation import GenerateListener
-from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.capture.graph_sources import GraphSources
 from llmdebug_nb.capture.root_calls import RootCalls
 from llmdebug_nb.capture.root_finder import Describe, RootFinder
-from llmdebug_nb.capture.runtimes import GraphSource, Runtimes, has_llama
+from llmdebug_nb.capture.runtime import Engine, GraphFacts
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.capture.sink import Sink
 from llmdebug_nb.core import interrupts
 from llmdebug_nb.core.errors import CaptureError, EmptyDumpError, OptionError
@@ -53,7 +54,7 @@ class Session:
     """One recording: its parts, and the sources that calls come from.
 
     Several sessions may run at once; each one owns its hooks. All hooks are off after `stop`.
-    ``runtimes``: the runtimes that are followed, None if none are.
+    ``graphs``: those of other runtimes that are followed, None if none are.
     ``backend``: None without a graph to compile.
     """
 
@@ -64,12 +65,12 @@ class Session:
         backend: Backend | None = None,
     ) -> None:
         self._parts, self._modules = parts, modules
-        self.runtimes: Runtimes | None = None
+        self.graphs: GraphSources | None = None
         self.backend = backend
 
     @property
-    def _graphs(self) -> list[GraphSource]:
-        return [] if self.runtimes is None else list(self.runtimes.sources.values())
+    def _graphs(self) -> list[GraphFacts]:
+        return [] if self.graphs is None else self.graphs.graphs()
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -78,8 +79,8 @@ class Session:
         interrupts.watch(self)  # until `abandon`
         self._parts.guard.active = True
         self._modules.start()
-        if self.runtimes is not None:
-            self.runtimes.start()
+        if self.graphs is not None:
+            self.graphs.start()
 
     @interrupts.unbroken
     def stop(self, ended_by: str | None = None) -> None:
@@ -94,14 +95,14 @@ class Session:
         parts = self._parts
         parts.commit()
         failures = [each.values.failure for each in parts.recorders if each.values.failure]
-        settings = parts.settings()
+        settings, graphs = parts.settings(), self._graphs
         with ExitStack() as all_of:
             for recorder in reversed(parts.recorders):
                 all_of.callback(recorder.sink.close, {
                     **parts.closing(recorder, ended_by),
                     "settings": settings,
-                    "coarse": [what for each in self._graphs for what in each.coarse],
-                    "rounding": max((each.rounding for each in self._graphs), default=0.0),
+                    "coarse": [what for each in graphs for what in each.coarse],
+                    "rounding": max((each.rounding for each in graphs), default=0.0),
                 })  # fmt: skip
         if failures:
             raise failures[0]
@@ -113,8 +114,8 @@ class Session:
         with ExitStack() as all_of:  # each one, whatever another one raises
             all_of.callback(interrupts.unwatch, self)
             all_of.callback(self._modules.stop)
-            if self.runtimes is not None:
-                all_of.callback(self.runtimes.stop)
+            if self.graphs is not None:
+                all_of.callback(self.graphs.stop)
             if self._parts.profile is not None:
                 all_of.callback(self._parts.profile.ends_here)
 
@@ -208,7 +209,7 @@ class Session:
 
     @property
     def _selects_any(self) -> bool:
-        return self._parts.roots.select_any or any(each.keeps_any for each in self._graphs)
+        return self._parts.roots.select_any or any(each.kept for each in self._graphs)
 
     def _empty_dump(self) -> EmptyDump:
         from llmdebug_nb.capture.empty_dump import EmptyDump
@@ -219,8 +220,8 @@ class Session:
         return EmptyDump(
             options=parts.options,
             roots=[type(root).__name__ for root in roots],
-            sessions=[label for each in self._graphs for label in each.labels],
-            operators=[name for each in self._graphs for name in each.operators],
+            sessions=[each.label for each in self._graphs],
+            operators=sorted({name for each in self._graphs for name in each.operators}),
             devices=[str(first.device) for first in parameters if first is not None],
             steps=sorted({call.step for call in parts.steps.calls}),
             steps_came=any(map(parts.filter.selects_step, parts.steps.calls)),
@@ -243,7 +244,7 @@ class EagerModules:
         models: Sequence[nn.Module],
         describe: Describe,
         any_model: bool,
-        engines: Sequence[VllmSteps] = (),
+        engines: Sequence[Engine] = (),
     ) -> None:
         """``engines``: those that run some of the models.
 
@@ -272,19 +273,17 @@ class EagerModules:
         watch = self._finder.watch_all if self._any_model else self._finder.watch_inside
         self._undo.append(watch())
 
-    def _follow(self, engine: VllmSteps) -> None:
+    def _follow(self, engine: Engine) -> None:
         if self._parts.options.force_eager:
-            self._undo.append(vllm_api.run_eagerly(engine.model))
+            self._undo.append(engine.run_eagerly())
         engine.start(self._parts)
         self._undo.append(engine.stop)
 
     def _found(self, model: nn.Module) -> None:
         """Follow the engine that calls a model which nobody has given, if one does."""
-        step = vllm_api.running(model)
-        if step is not None:
-            engine = VllmSteps(step.runner)
+        engine = runtimes.engine_calling(model)
+        if engine is not None:
             self._follow(engine)
-            engine.join(step)
 
     def stop(self) -> None:
         self._calls.stop()
@@ -305,9 +304,7 @@ def eager_session(
 ) -> Session:
     """Make the session that records the given models, or else every outermost module that runs.
 
-    ``models``: modules, sessions of ONNX Runtime, compiled models of OpenVINO (and models that they
-    were compiled of), vLLM engines and Llamas of llama.cpp.
-    ``describe(model, prefix)``: its topology.
+    ``models``: modules, and models of `RUNTIMES`. ``describe(model, prefix)``: its topology.
 
     Raises:
         CaptureError: a model can't be recorded. OptionError: the control file can't be read, or
@@ -315,11 +312,14 @@ def eager_session(
         EmptyDumpError: the filters match none of the modules.
     """
     modules = [model for model in models if isinstance(model, nn.Module)]
-    engines = [VllmSteps(vllm_api.runner_of(each)) for each in models if vllm_api.is_engine(each)]
+    engines = runtimes.engines_in(models)
     modules += [engine.model for engine in engines]
-    if options.requests is not None and models and not engines and not has_llama(models):
+    batching = [each for each in runtimes.RUNTIMES if each.requests]
+    is_asked = options.requests is not None and models
+    if is_asked and not any(each.is_model(model) for each in batching for model in models):
+        names = ", ".join(each.name for each in batching)
         raise OptionError(
-            f"requests {options.requests} are of an engine (vLLM, llama.cpp), and none was given:"
+            f"requests {options.requests} are of an engine ({names}), and none was given:"
             " leave requests out, or record the engine, as in dump(llm, requests=…)"
         )
     parts = Parts.build(
@@ -329,7 +329,7 @@ def eager_session(
     session = Session(parts, source)
     try:
         others = [model for model in models if not isinstance(model, nn.Module)]
-        session.runtimes = Runtimes(parts, others, only=bool(models))
+        session.graphs = GraphSources(parts, others, only=bool(models))
         if models:
             session.refuse_empty_selection()
     except BaseException:

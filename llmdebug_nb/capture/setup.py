@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-import platform
 import random
 import sys
 import warnings
@@ -22,26 +21,7 @@ from llmdebug_nb.core.places import shown
 
 _TEXT = 200  # characters of a value
 _MOST = 2000  # settings of a config
-_PACKAGES = (
-    "transformers", "tokenizers", "numpy", "accelerate", "onnxruntime", "openvino", "triton",
-    "flash_attn", "peft", "torchao", "bitsandbytes",
-)  # fmt: skip
 Facts = dict[str, dict[str, str]]
-
-
-def versions() -> dict[str, str]:
-    """Return versions that affect numerics; nothing that names a machine or a person."""
-    found = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "platform": f"{platform.system()} {platform.machine()}",
-    }
-    for name in _PACKAGES:
-        if name in sys.modules:
-            found[name] = str(getattr(sys.modules[name], "__version__", ""))
-    if torch.cuda.is_available():
-        found["device"] = torch.cuda.get_device_name()
-    return found
 
 
 def _switches() -> Iterator[tuple[str, Callable[[], object]]]:

@@ -53,7 +53,7 @@ class Sink(Protocol):
 class CheckingRecorder(Protocol):
     """A recorder that only checks what it is shown, wherever it runs: also in optimizers.
 
-    It computes operators again, so their arguments are kept. Sources and views it needs not.
+    It computes operators again, so their arguments are kept. It needs no source lines and no views.
     """
 
     def may_wait(self, op: str) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from llmdebug_nb.app.upstream import compare_arguments
 from llmdebug_nb.cli.command import DIVERGED, INCOMPARABLE, OK, Commands, add_command, say
-from llmdebug_nb.core.findings import EXPECTED
+from llmdebug_nb.comparison.differences import EXPECTED
 
 if TYPE_CHECKING:
     from llmdebug_nb.app.report import Report

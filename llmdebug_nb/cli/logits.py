@@ -8,8 +8,8 @@ from pathlib import Path
 
 from llmdebug_nb.app.logits import arguments
 from llmdebug_nb.cli.command import DIVERGED, INCOMPARABLE, OK, Commands, say
+from llmdebug_nb.comparison.token_checks import FAIL, PASS
 from llmdebug_nb.core.errors import OptionError
-from llmdebug_nb.core.token_checks import FAIL, PASS
 
 _DESCRIPTION = (
     "Compare the logits of two runs, or of two dumps of other tools, token by token: KL, cosine,"
@@ -21,7 +21,7 @@ _EXAMPLES = """\
 examples:
   llmdebug logits golden mine --html logits.html
   llmdebug logits msit_dump_1 msit_dump_2 --rule msit --csv logits.csv
-  llmdebug logits transformers vllm --by-layer path/of/checkpoint
+  llmdebug logits transformers engine --by-layer path/of/checkpoint
   llmdebug logits --exec "python generate.py"
 Exit status: 0 all compared tokens pass, 1 one fails, 2 nothing was compared, 3 llmdebug itself
 failed.

@@ -6,7 +6,7 @@ import argparse
 
 from llmdebug_nb.app.opcheck import arguments
 from llmdebug_nb.cli.command import DIVERGED, INCOMPARABLE, OK, Commands, say
-from llmdebug_nb.core.opchecks import NOT_CHECKED, WRONG
+from llmdebug_nb.replay.checks import NOT_CHECKED, WRONG
 
 _DESCRIPTION = (
     "Compute each recorded operator again in float64, and judge its recorded output by what"

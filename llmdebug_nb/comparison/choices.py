@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
-from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.padding import Blanks
 from llmdebug_nb.core.records import CallKey, Record, Summary
 

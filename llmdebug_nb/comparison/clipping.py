@@ -12,9 +12,9 @@ from collections.abc import Iterable
 
 import torch
 
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.kernels.relative import ratio
 
 

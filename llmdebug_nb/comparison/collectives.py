@@ -13,7 +13,7 @@ from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.kernels.joining import held_together
 from llmdebug_nb.core.kernels.raw import dtype_name
 from llmdebug_nb.core.placement import REDUCTIONS
-from llmdebug_nb.core.rank_checks import COLLECTIVE, Collective, RankFault
+from llmdebug_nb.store.rank_checks import COLLECTIVE, Collective, RankFault
 
 _Tensors = Mapping[int, Sequence[torch.Tensor]]
 _How: TypeAlias = tuple[tuple[str, str], ...]  # facts of a collective

@@ -6,13 +6,14 @@ import math
 import statistics
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 
+from llmdebug_nb.align.program_results import Results
+from llmdebug_nb.align.reasons import EXCUSED, Reason
+from llmdebug_nb.comparison.differences import Coverage, Difference
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
-from llmdebug_nb.core.findings import Coverage, Difference
 from llmdebug_nb.core.paths import is_operator
-from llmdebug_nb.core.reasons import EXCUSED, MASK_ALONE, OTHER_BATCH, REJOINED, RESULT
 from llmdebug_nb.core.records import Record, Site
-from llmdebug_nb.core.results import Results
 
 _AGREES = ("match", "within_noise")
 
@@ -32,7 +33,7 @@ def coverage(differences: Sequence[Difference]) -> Coverage:
     for d, golden in _comparable(differences):
         value, same = _content(golden), d.verdict in _AGREES
         agrees[value] = agrees.get(value, False) or same
-        if d.reason == REJOINED:
+        if d.rule is Rule.REJOINED:
             rejoins.add(value)
         if golden in observable:
             results += 1
@@ -61,14 +62,14 @@ def _few_pairs(differences: Sequence[Difference]) -> str:
     Of two recordings the smaller one counts, as the other may only have recorded more. Where both
     recorded modules, operators don't count: other code calls others.
     """
-    kept = [d for d in differences if d.pair.why not in EXCUSED]
+    kept = [d for d in differences if d.pair.reason not in EXCUSED]
     of_modules = [d for d in kept if not is_operator(d.site.path)]
     if any(d.pair.golden and d.pair.mine for d in of_modules):
         kept = of_modules
     golden = {d.pair.golden.id: False for d in kept if d.pair.golden}
     mine = {d.pair.mine.id: False for d in kept if d.pair.mine}
     for d in kept:
-        if d.pair.golden and d.pair.mine and d.pair.why != RESULT:
+        if d.pair.golden and d.pair.mine and d.pair.reason is not Reason.RESULT:
             golden[d.pair.golden.id] = mine[d.pair.mine.id] = True
     name, smaller = min((("golden", golden), ("mine", mine)), key=lambda side: len(side[1]))
     paired = sum(smaller.values())
@@ -76,7 +77,7 @@ def _few_pairs(differences: Sequence[Difference]) -> str:
         return ""
     observable = Results(d.pair.golden for d in differences)
     results = (d for d in differences if d.pair.golden in observable)
-    if any(d.metrics and d.pair.why != RESULT for d in results):
+    if any(d.metrics and d.pair.reason is not Reason.RESULT for d in results):
         return ""
     few = f"only {paired:,} of {name}'s {len(smaller):,} tensors have a partner in the other run"
     few = few if paired else "they have no site in common"
@@ -97,7 +98,7 @@ def _unanswered_step(differences: Sequence[Difference]) -> str:
             record = getattr(d.pair, side)
             if record in results and record.site.role == "output" and epsilon(record.summary.dtype):
                 key = record.site.generation, record.site.step
-                measured = bool(d.metrics) or d.reason == MASK_ALONE
+                measured = bool(d.metrics) or d.rule is Rule.MASK_ALONE
                 answered[key] = answered.get(key, False) or measured
     alone = [key for key, answered in steps[0].items() if not answered]
     both = [step for generation, step in alone if steps[1].get((generation, step)) is False]
@@ -109,7 +110,7 @@ def _unanswered_step(differences: Sequence[Difference]) -> str:
 
 def _why(differences: Sequence[Difference]) -> str:
     """Return that statistics are of other rows or tokens, and what helps; "" if they are not."""
-    apart = (d.pair for d in differences if d.reason == OTHER_BATCH)
+    apart = (d.pair for d in differences if d.rule is Rule.OTHER_BATCH)
     outputs = (p for p in apart if p.either.site.role == "output")
     if any(r is not None and r.payload is None for p in outputs for r in (p.golden, p.mine)):
         return (
@@ -183,10 +184,10 @@ def _comparable(differences: Sequence[Difference]) -> Iterator[tuple[Difference,
     mine = {_selection(d.pair.mine.site) for d in differences if d.pair.mine}
     for d in differences:
         golden = d.pair.golden
-        if golden is None or d.pair.why in EXCUSED or _selection(golden.site) not in mine:
+        if golden is None or d.pair.reason in EXCUSED or _selection(golden.site) not in mine:
             continue
         unmeasured = d.pair.mine is not None and d.verdict == "unmatched"
-        if not unmeasured or d.reason == REJOINED:
+        if not unmeasured or d.rule is Rule.REJOINED:
             yield d, golden
 
 

@@ -13,34 +13,32 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.comparison import jobs, metrics
 from llmdebug_nb.comparison.calibration import Calibration
 from llmdebug_nb.comparison.choices import Scores
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.jobs import Job, Load, Outcome, Work, knowing
-from llmdebug_nb.comparison.judging import Judging
+from llmdebug_nb.comparison.judging import Golden, Judging
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured, error_of
 from llmdebug_nb.comparison.modules import Modules
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.comparison.threads import in_threads, one_by_one
 from llmdebug_nb.comparison.tolerance import UNMATCHED
+from llmdebug_nb.comparison.uninitialised_memory import Unwritten
 from llmdebug_nb.comparison.untouched import Steps
-from llmdebug_nb.comparison.unwritten import Unwritten
 from llmdebug_nb.comparison.weight_noise import Weights
 from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
-from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.fingerprint import same
 from llmdebug_nb.core.kernels.masks import have_other_forms, hide_as_much
 from llmdebug_nb.core.kernels.padding import Blanks, Padding
-from llmdebug_nb.core.reasons import MASK_ALONE, OTHER_BATCH
 from llmdebug_nb.core.records import Node, Record, Site, Summary
 
 if TYPE_CHECKING:
     import torch
 
-UNINITIALISED = "memory that was not written to yet, or not wholly: what it holds is chance"
-OTHER_MASK = "one marks tokens, the other is a mask of scores: what they do is compared"
 STATS_ONLY = "judged by statistics: "
 _Rounded = tuple[dict[Hashable, float], dict[Hashable, float]]  # of each side's payloads
 __all__ = ["STATS_ONLY", "UNMATCHED", "Measurer", "judging", "measure"]
@@ -78,8 +76,9 @@ def judging(
     plan = _Plan(pairs, modules, bool(own.names), Padding(load_golden))
     measured = plan.measured(one_by_one if own.names else work, here, stages)
     return Judging(
-        measured, size=modules.size, weights=weights, limits=limits, calibration=calibration,
-        rounding=rounding, steps=steps, values=_Values(plan, here, load_golden, load_mine),
+        measured, golden=Golden(modules.size, weights, steps or Steps()), limits=limits,
+        calibration=calibration, rounding=rounding,
+        values=_Values(plan, here, load_golden, load_mine),
     )  # fmt: skip
 
 
@@ -175,31 +174,34 @@ class _Plan:
         golden, mine = pair.golden, pair.mine
         if golden is None or mine is None:
             side = "mine" if golden is None else "golden"
-            return Measured(index, pair, remark=f"only in {side}: {pair.why}")
+            return Measured(index, pair, remark=f"only in {side}: {pair.why}", rule=Rule.ALONE)
         its, own = self._unwritten
         if any([its.holds(golden), own.holds(mine)]):  # both are to note it
-            return Measured(index, pair, remark=UNINITIALISED)
+            return _unmeasured(index, pair, Rule.UNINITIALISED)
         a, b = golden.summary, mine.summary
         if a.shape != b.shape and have_other_forms(a, b):
-            return Measured(index, pair, remark=OTHER_MASK)
+            return _unmeasured(index, pair, Rule.OTHER_MASK)
         if a.shape != b.shape and pair.fit is None and pair.other_batch:
-            return Measured(index, pair, remark=OTHER_BATCH)
+            return _unmeasured(index, pair, Rule.OTHER_BATCH)
         if a.shape != b.shape and pair.fit is None:
             shapes = f"shape {list(a.shape)} against {list(b.shape)}"
-            return Measured(index, pair, remark=shapes, certain=True)
+            return Measured(index, pair, remark=shapes, rule=Rule.OTHER_SHAPE, certain=True)
         comparable = a.dtype == b.dtype and pair.fit is None
         same_bytes = same(a.fingerprint, b.fingerprint) if comparable else None
         values, remark = None, self._needs(pair, golden, mine, same_bytes)
+        rule = Rule.NOISE
         if remark is None:
             values = metrics.identical(a, self._modules.are_logits(golden))
+        elif remark and hide_as_much(a, b) and (pair.fit is None or pair.fit.whole):
+            remark, rule = Rule.MASK_ALONE.text, Rule.MASK_ALONE
         elif remark:
             values, remark = _by_statistics(pair, a, b, remark)
         else:
             self._open[index] = self._number(self.job(pair, self.padding.of(golden.site)))
         if golden.payload is not None or mine.payload is not None:
             self._open.setdefault(index, None)
-        certain = values is None and same_bytes is False and remark != MASK_ALONE
-        return Measured(index, pair, values, remark, same_bytes, certain)
+        certain = values is None and same_bytes is False and rule is not Rule.MASK_ALONE
+        return Measured(index, pair, values, remark, same_bytes, certain, rule=rule)
 
     def _needs(
         self, pair: Pair, golden: Record, mine: Record, same_bytes: bool | None
@@ -269,6 +271,10 @@ class _Values:
         return None if golden.shape != mine.shape else golden != mine
 
 
+def _unmeasured(index: int, pair: Pair, rule: Rule) -> Measured:
+    return Measured(index, pair, remark=rule.text, rule=rule)
+
+
 def _finished(row: Measured, outcome: Outcome | None, rounded: _Rounded) -> Measured:
     """Return a pair with what was measured of it. ``rounded``: what the pairs before it told."""
     golden, mine = row.pair.golden, row.pair.mine
@@ -307,8 +313,6 @@ def _by_statistics(
     """Return the metrics of statistics alone. ``why``: the reason for that."""
     if pair.fit is not None and not pair.fit.whole:
         return None, f"{why}, and statistics cover the whole tensor ({pair.fit.says})"
-    if hide_as_much(a, b):
-        return None, MASK_ALONE
     values = metrics.statistics(a, b)
     if a.numel and all(value is None for value in values.values()):
         return None, f"{why}, and no statistics to judge by"

@@ -6,11 +6,11 @@ import functools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
+from llmdebug_nb.comparison.differences import Verdict
 from llmdebug_nb.comparison.measured import Measured
 from llmdebug_nb.comparison.siblings import kind_of
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
-from llmdebug_nb.core.findings import Verdict
 from llmdebug_nb.core.records import Record
 
 _COARSEST = epsilon("bfloat16")

@@ -13,7 +13,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from llmdebug_nb.comparison import choices, clipping, grain, metrics, sorted_tokens
+from llmdebug_nb.align.fit import Fit
+from llmdebug_nb.comparison import choices, clipping, metrics, quantisation_steps, sorted_tokens
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.measured import OfTokens
 from llmdebug_nb.comparison.metrics import Metrics
@@ -22,7 +23,6 @@ from llmdebug_nb.comparison.weight_noise import TURNED, shown, turned
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
-from llmdebug_nb.core.findings import Fit
 from llmdebug_nb.core.kernels.masks import may_hide, without_masked
 from llmdebug_nb.core.kernels.narrow import rounding
 from llmdebug_nb.core.kernels.padding import Blanks
@@ -57,9 +57,9 @@ class Job:
     @property
     def key(self) -> Hashable:
         """What the outcome depends on: jobs of one key have one outcome."""
-        says = self.fit and self.fit.says
+        fit = self.fit and self.fit.key
         others = tuple(record.payload for record in (*self.scores, *(self.places or ())))
-        return self.golden.payload, self.mine.payload, self.logits, says, self.blanks, others
+        return self.golden.payload, self.mine.payload, self.logits, fit, self.blanks, others
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def _compared(job: Job, g: torch.Tensor, m: torch.Tensor, custom: Custom) -> Out
             integers = stored[fit.integers].reshape(g.shape)
             of_grain, remark = clipping.compare(g, m, steps, integers, fit.integers)
         elif steps is not None:
-            of_grain, remark = grain.compare(g, m, steps)
+            of_grain, remark = quantisation_steps.compare(g, m, steps)
     floating = g.is_floating_point() and m.is_floating_point() and g.shape == m.shape
     if floating and may_hide(job.golden.summary) and may_hide(job.mine.summary):
         g, m = without_masked(g, m)

@@ -5,57 +5,66 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from llmdebug_nb.comparison.calibration import Calibration
+from llmdebug_nb.comparison.calibration import Calibration, says
+from llmdebug_nb.comparison.differences import EXPECTED, MISMATCHES, Comparison, Difference
 from llmdebug_nb.comparison.epsilons import Epsilons
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured, scale_of
 from llmdebug_nb.comparison.noise import Level, NoisePropagation
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.comparison.siblings import Siblings
-from llmdebug_nb.comparison.tolerance import FOLLOWS, PASSED_ON, Judge, is_replaced, steps_of
+from llmdebug_nb.comparison.tolerance import Grounds, Judge, is_replaced, steps_of
 from llmdebug_nb.comparison.untouched import Steps, Untouched, Values
-from llmdebug_nb.comparison.uses import Uses
+from llmdebug_nb.comparison.used_outputs import Uses
 from llmdebug_nb.comparison.weight_noise import Weights
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import (
-    EXPECTED,
-    MISMATCHES,
-    Comparison,
-    Difference,
-    Expectation,
-    covering,
-)
+from llmdebug_nb.store.expectation import Expectation, covering
+
+
+@dataclass(frozen=True)
+class Golden:
+    """What is known of golden's program.
+
+    ``size``, ``weights``: see `noise.NoisePropagation`. ``steps``: see `Untouched`.
+    """
+
+    size: Callable[[str], int] = lambda path: 0
+    weights: Weights | None = None
+    steps: Steps = field(default_factory=Steps)
 
 
 class Judging:
     """All measured pairs, in execution order, to be judged whenever the expectations change.
 
-    ``size``, ``weights``: see `noise.NoisePropagation`. ``rounding``: what both programs state, see
-    `Epsilons`. ``steps``: of golden, ``values``: reads them again; see `Untouched`.
+    ``golden``: what is known of golden's program. ``rounding``: what both programs state, see
+    `Epsilons`. ``values``: reads values again, see `Untouched`.
     """
 
     def __init__(
         self,
         measured: Sequence[Measured],
         *,
-        size: Callable[[str], int] = lambda path: 0,
-        weights: Weights | None = None,
+        golden: Golden | None = None,
         limits: Limits | None = None,
         calibration: Calibration | None = None,
         rounding: tuple[float, float] = (0.0, 0.0),
-        steps: Steps | None = None,
         values: Values | None = None,
     ) -> None:
-        self._steps, self._values = steps or Steps(), values
-        self._measured, self._size, self._weights = measured, size, weights
+        self._golden, self._measured, self._values = golden or Golden(), measured, values
         self._limits, self._calibration = limits, calibration or Calibration()
         self._epsilons = Epsilons(measured, rounding)
+        size = self._golden.size
         self._siblings = _siblings(measured, size, self._epsilons)
         for again in self._calibration.rounded:
             self._siblings.calibrate(_siblings(again, size, Epsilons(again)))
         self.comparison = Comparison()
         self._counts_padding = False
+
+    def says(self) -> str:
+        """Return a sentence on the origin of the limits."""
+        return says(self._limits, self._calibration, self.plain)
 
     def count_padding(self) -> None:
         """From now on, what differs at places without a token alone has diverged, too."""
@@ -93,17 +102,17 @@ class Judging:
             d.index: mark
             for d in self.plain
             if (d.verdict in MISMATCHES or d.follows)
-            and (mark := covering(expected, d, self.is_large(d.index)))
+            and (mark := covering(expected, d.marked_sites, self.is_large(d.index)))
         }
         if not marks and not excused:
             return self.plain
         known = {*marks, *excused}
         contents: set[object] = set()
         for d in self.plain:
-            if d.index in known:
-                contents.add(d.content)
-            elif d.differs and d.content in contents:
+            if d.differs and d.content in contents:
                 known.add(d.index)
+            if d.index in known:
+                contents |= d.contents
         again = self._judged(frozenset(i for i in known if not self.is_large(i)))
         return [
             _excused(plain, other, marks.get(plain.index), plain.index in known)
@@ -111,12 +120,12 @@ class Judging:
         ]
 
     def _judged(self, expected: Collection[int]) -> list[Difference]:
-        noise = NoisePropagation(self._size, self._weights)
-        judge = Judge(
-            noise, self._epsilons, self._siblings, self._limits, self._calibration, expected,
-            self.comparison, lambda: self._uses, self._counts_padding,
-            Untouched(self._steps, self._values),
+        grounds = Grounds(
+            self._epsilons, self._siblings, self._limits, self._calibration,
+            lambda: self._uses, self._counts_padding, self.comparison,
         )  # fmt: skip
+        noise = NoisePropagation(self._golden.size, self._golden.weights)
+        judge = Judge(grounds, noise, Untouched(self._golden.steps, self._values), expected)
         return list(map(judge.difference, self._measured))
 
 
@@ -125,18 +134,21 @@ def _excused(
 ) -> Difference:
     """Return a difference with expectations. ``again``: judged with the errors they pass on."""
     if mark is not None:
-        return replace(plain, verdict=EXPECTED, expected=mark, follows=False)
+        return replace(plain, verdict=EXPECTED, expected=mark, follows=False, rule=Rule.EXPECTED)
     if not plain.differs or (plain.follows and again.differs and not known):
         return plain
     if plain.follows:  # what it follows is expected
-        return replace(
-            plain, follows=False, reason=None if plain.reason == PASSED_ON else plain.reason
-        )
+        said = None if plain.reason == plain.rule.text else plain.reason
+        return replace(plain, follows=False, reason=said, rule=Rule.NOISE)
     if known:
-        return replace(plain, verdict=EXPECTED, reason=FOLLOWS)
+        return _follows(plain)
     if again.verdict in MISMATCHES:
         return again
-    return replace(plain, verdict=EXPECTED, limit=again.limit, reason=FOLLOWS)
+    return replace(_follows(plain), limit=again.limit)
+
+
+def _follows(row: Difference) -> Difference:
+    return replace(row, verdict=EXPECTED, rule=Rule.FOLLOWS, reason=Rule.FOLLOWS.text)
 
 
 def _siblings(

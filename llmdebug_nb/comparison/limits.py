@@ -20,11 +20,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, SupportsFloat
 
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.comparison.columns import ALIASES
 from llmdebug_nb.comparison.metrics import FIELDS, LOGITS, STATISTICS, Metrics
 from llmdebug_nb.core.dtypes import coarsest
 from llmdebug_nb.core.errors import OptionError, nearest
-from llmdebug_nb.core.findings import Pair
 
 if TYPE_CHECKING:
     import yaml

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.comparison.metrics import Metrics
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import Pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,8 @@ class OfTokens:
 class Measured:
     """A pair with its metrics, None if it could not be measured.
 
-    ``remark``: how it was measured, or why not. ``same_bytes``: by fingerprint, None if unknown.
+    ``remark``: how it was measured, or why not. ``rule``: why not, `Rule.NOISE` if it was.
+    ``same_bytes``: by fingerprint, None if unknown.
     ``certain``: it diverged, whatever the limit. ``rounded``: the epsilons of the coarsest dtypes
     that hold the values of golden and mine, 0 if unknown. ``of_tokens``: what it is without places
     of the batch that hold no token, None if there are none in it. ``in_any_order``: what its rows
@@ -49,6 +51,7 @@ class Measured:
     in_any_order: Metrics | None = None
     gap: float | None = None
     in_one_order: Metrics | None = None
+    rule: Rule = Rule.NOISE
     error: float = field(init=False)
 
     def __post_init__(self) -> None:

@@ -9,11 +9,11 @@ independent, so their squares add up:
 The noise of a tensor is its measured error, as long as it is within the limit. So an error that
 does not exist excuses nothing: if two programs agree bit by bit, the limit of a call is its floor.
 A tensor that diverged passes on its limit instead of its error, because the consequences of a bug
-are inherited errors, not noise. So does a tensor that only such a limit explains: its error is not
-amplified, and it *follows*: the search for the cause counts it as a difference, here and wherever
-the same two tensors are seen again. What chance adds to a limit is not passed on either. A tensor
-that is expected to differ passes on its full error, if that is small against the tensor
-(`constants.PERTURBED`). It explains its consequences, as far as they are small too.
+are inherited errors, not noise. If only a passed-on limit explains an error, we do not amplify it,
+and we mark the tensor as *following*: the search for the cause counts it as a difference, here and
+wherever the same two tensors are seen again. We do not pass on what chance adds to a limit. A
+tensor that is expected to differ passes on its full error, if that is small against the tensor
+(`constants.PERTURBED`); it explains its consequences as far as they are small too.
 
 The inputs of a call are its input tensors and weights. Code between modules may use the inputs of
 the module around it, and everything recorded inside that module so far. It may also use anything

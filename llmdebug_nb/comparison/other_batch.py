@@ -1,13 +1,13 @@
 """What is made of a batch as a whole, where the runs were given other rows or tokens.
 
-Tokens sorted by their experts, or counts of them, lie in no place that answers to one of the other
-batch. What is made of these is judged where rows and tokens show again.
+Once tokens are sorted by expert, or only counted, their positions in the two batches no longer
+correspond. We judge again where a tensor has rows and tokens at known positions.
 """
 
 from __future__ import annotations
 
-from llmdebug_nb.comparison.followed import Followed
-from llmdebug_nb.core.findings import Pair
+from llmdebug_nb.align.pairs import Pair
+from llmdebug_nb.comparison.taint import Followed
 
 
 class OfAllBatch:

@@ -13,20 +13,18 @@ from dataclasses import replace
 import torch
 
 from llmdebug_nb.comparison import metrics
-from llmdebug_nb.comparison.followed import Followed
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.comparison.measured import Measured, OfTokens
+from llmdebug_nb.comparison.rules import Rule
+from llmdebug_nb.comparison.taint import Followed
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.kernels.masks import hides_tokens
 from llmdebug_nb.core.kernels.padding import Blanks, Reading, are_marks, zeroed
-
-NO_TOKEN = "differs only where the batch has no token (padding)"
-MIXED = "not comparable: it is made of all places of a batch, also of those without a token"
 
 
 def notes(differences: Sequence[Difference]) -> list[str]:
     """Return a sentence on what differs at blank places alone, or may, if there is any."""
-    count = sum(d.reason == NO_TOKEN for d in differences)
+    count = sum(d.rule is Rule.NO_TOKEN for d in differences)
     if count:
         return [f"Padding: {count:,} rows differ only where the batch has no token"]
     bad = (d.metrics for d in differences if d.verdict == "diverged")

@@ -12,16 +12,14 @@ from dataclasses import replace
 
 import torch
 
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.comparison import metrics
-from llmdebug_nb.comparison.followed import Followed
 from llmdebug_nb.comparison.measured import Measured, error_of
+from llmdebug_nb.comparison.nearest_rows import nearest_rows
+from llmdebug_nb.comparison.taint import Followed
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import Pair
-from llmdebug_nb.core.kernels.nearest import nearest_rows
 from llmdebug_nb.core.paths import is_operator, sorts
 from llmdebug_nb.core.records import CallKey
-
-SORTED = "its rows are tokens in another order, as sorted by their experts"
 
 
 def in_any_order(

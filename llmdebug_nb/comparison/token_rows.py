@@ -10,11 +10,11 @@ import torch
 from llmdebug_nb.comparison import metrics
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.metrics import Metrics
+from llmdebug_nb.comparison.token_checks import RULES
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPE_NAMES, epsilon
 from llmdebug_nb.core.errors import OptionError, nearest
 from llmdebug_nb.core.kernels.narrow import rounding
-from llmdebug_nb.core.token_checks import RULES
 
 
 @dataclass(frozen=True, slots=True)

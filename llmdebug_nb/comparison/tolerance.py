@@ -9,46 +9,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.comparison import choices
 from llmdebug_nb.comparison.calibration import Calibration
+from llmdebug_nb.comparison.differences import MISMATCHES, Comparison, Difference, RowVerdict
 from llmdebug_nb.comparison.epsilons import Epsilons
 from llmdebug_nb.comparison.limits import Judged, Limits
 from llmdebug_nb.comparison.measured import Measured, is_even, scale_of
 from llmdebug_nb.comparison.metrics import Metrics
-from llmdebug_nb.comparison.noise import (
-    Explained,
-    Level,
-    NoiseLimits,
-    NoisePropagation,
-    floor,
-)
+from llmdebug_nb.comparison.noise import Explained, Level, NoiseLimits, NoisePropagation, floor
 from llmdebug_nb.comparison.other_batch import OfAllBatch
-from llmdebug_nb.comparison.padding import MIXED, NO_TOKEN, Unasked
+from llmdebug_nb.comparison.padding import Unasked
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.comparison.siblings import Siblings
-from llmdebug_nb.comparison.sorted_tokens import SORTED, Sorted
+from llmdebug_nb.comparison.sorted_tokens import Sorted
 from llmdebug_nb.comparison.untouched import Untouched
-from llmdebug_nb.comparison.uses import Uses
+from llmdebug_nb.comparison.used_outputs import Uses
 from llmdebug_nb.comparison.weight_noise import TURNED, turned_by
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import (
-    MISMATCHES,
-    Comparison,
-    Difference,
-    Pair,
-    RowVerdict,
-)
-from llmdebug_nb.core.reasons import AFTER_TIE, CLOSE, MASK_ALONE, OTHER_BATCH, UNTOUCHED
 
 UNMATCHED: Final = "unmatched"
-NEAR_TIE = "another choice at a near tie: its inputs differ within noise"
-SAME_PLACES = "compared for the tokens of which both choose the same places, in one order"
-COARSER = "mine has a coarser dtype here than in the other calls of this kind"
-TOO_EVEN = "all elements are off by one factor, which rounding does not cause"
-FOLLOWS = "explained by what is expected"
-PASSED_ON = "within its limit only because earlier tensors differ"
 
 
 def steps_of(m: Measured) -> float:
@@ -70,49 +53,57 @@ def is_replaced(pair: Pair) -> bool:
     return pair.golden is not None and pair.mine is not None and pair.golden.op != pair.mine.op
 
 
+@dataclass(frozen=True)
+class Grounds:
+    """What the verdicts of a comparison rest on, the same for all rows."""
+
+    epsilons: Epsilons
+    siblings: Siblings
+    limits: Limits | None
+    calibration: Calibration
+    uses: Callable[[], Uses]
+    counts_padding: bool
+    comparison: Comparison
+
+
 class Judge:
     """Judges the pairs of a comparison in execution order."""
 
     def __init__(
         self,
+        grounds: Grounds,
         noise: NoisePropagation,
-        epsilons: Epsilons,
-        siblings: Siblings,
-        limits: Limits | None,
-        calibration: Calibration,
-        expected: Collection[int],
-        comparison: Comparison,
-        uses: Callable[[], Uses],
-        counts_padding: bool,
         untouched: Untouched,
+        expected: Collection[int],
     ) -> None:
-        self._untouched = untouched
-        self._noise, self._epsilons, self._siblings = noise, epsilons, siblings
-        self._comparison, self._uses = comparison, uses
-        self._limits, self._calibration, self._expected = limits, calibration, expected
+        self._noise, self._untouched, self._expected = noise, untouched, expected
+        self._epsilons, self._siblings = grounds.epsilons, grounds.siblings
+        self._limits, self._calibration = grounds.limits, grounds.calibration
+        self._comparison, self._uses = grounds.comparison, grounds.uses
         self._outputs: dict[int, Level] = {}  # golden's outputs by id -> noise that they pass on
         # rank and generation whose logits came to prefer another token, within noise
         self._flips: set[tuple[int, int]] = set()
         self._follows: set[object] = set()  # contents of pairs that only a passed-on limit excuses
-        self._unasked, self._unknown = Unasked(counts_padding), OfAllBatch()
-        self._sorted = Sorted(counts_padding)
+        self._unasked, self._unknown = Unasked(grounds.counts_padding), OfAllBatch()
+        self._sorted = Sorted(grounds.counts_padding)
 
     def difference(self, m: Measured) -> Difference:
         """Return the verdict on a pair, and pass its noise on."""
         record, eps = m.pair.either, self._epsilons.of(m)
         site, shape = record.site, record.summary.shape
         if m.metrics is None and not m.certain:
-            if m.remark != MASK_ALONE:
+            if m.rule is not Rule.MASK_ALONE:
                 self._unknown.add(m.pair)
             self._noise.add_unpaired(site, eps, shape)
-            return self._row(m, UNMATCHED, None, None, {}, m.remark)
+            rule = Rule.UNMEASURED if m.rule is Rule.NOISE else m.rule
+            return self._row(m, UNMATCHED, None, None, {}, rule, m.remark)
         is_order = self._sorted.is_order(m.pair)
         explained = self._noise.explain(site, eps, shape, is_replaced(m.pair))
         if m.error and explained.level.tied and self._given_limit(m) is None:
             row, level = self._behind_tie(m, explained, eps, is_order)
         else:
             row, level = self._read(m, explained, eps, self._readings(m))
-        if row.reason == SORTED:
+        if row.rule is Rule.SORTED:
             self._sorted.add(m.pair)
         elif explained.level.tied:
             pass  # padding was left out, if it could be
@@ -120,11 +111,11 @@ class Judge:
             self._unasked.agrees(m, is_order)
         elif self._unasked.is_mixed(m, is_order):
             self._noise.add_unpaired(site, eps, shape)
-            return self._row(m, UNMATCHED, None, None, {}, MIXED)
-        differs = row.verdict == "diverged" or row.reason == NEAR_TIE
+            return self._row(m, UNMATCHED, None, None, {}, Rule.MIXED)
+        differs = row.verdict == "diverged" or row.rule is Rule.NEAR_TIE
         if differs and self._unknown.holds(m.pair, is_order):
             self._noise.add_unpaired(site, eps, shape)
-            return self._row(m, UNMATCHED, None, None, {}, OTHER_BATCH)
+            return self._row(m, UNMATCHED, None, None, {}, Rule.OTHER_BATCH)
         if row.verdict == "diverged":
             self._unknown.differ(m.pair)
             self._sorted.differ(m.pair)
@@ -135,7 +126,7 @@ class Judge:
                 self._noise.add_unpaired(site, eps, shape)
             return _alone(row)
         if row.follows and m.pair.content is not None:
-            self._follows.add(m.pair.content)
+            self._follows |= row.contents
         if m.is_at_its_place:
             self._noise.record(site, level, eps, record.summary)
             if m.pair.golden is not None and site.role == "output":
@@ -152,14 +143,14 @@ class Judge:
         m: Measured,
         explained: Explained,
         eps: float,
-        readings: Iterator[tuple[Measured, str]],
+        readings: Iterator[tuple[Measured, Rule]],
     ) -> tuple[Difference, Level]:
         """Return the verdict on a pair, or on the first reading of it that agrees."""
         row, level = self._judged(m, explained, eps)
-        for reading, why in readings if row.verdict in MISMATCHES else ():
+        for reading, rule in readings if row.verdict in MISMATCHES else ():
             other, its_level = self._judged(reading, explained, eps)
             if other.verdict in ("match", "within_noise"):
-                return replace(other, verdict="within_noise", reason=why), its_level
+                return _ruled(other, "within_noise", rule), its_level
         return row, level
 
     def _behind_tie(
@@ -172,33 +163,36 @@ class Judge:
         tells = constants.AMPLIFICATION * explained.level.unseen < constants.PERTURBED
         if m.by_statistics and tells:
             row, level = self._judged(m, explained, eps)
-            if row.reason == NEAR_TIE or (eps and len(m.pair.either.summary.shape) > 1):
+            if row.rule is Rule.NEAR_TIE or (eps and len(m.pair.either.summary.shape) > 1):
                 return row, replace(level, tied=True)
         unread = is_order or self._sorted.make(m.pair)
         reading = None if unread else self._untouched.reading(m)
         if reading is not None:
             row, level = self._read(reading, explained, eps, _in_other_orders(reading))
-            if row.reason == NEAR_TIE:
+            if row.rule is Rule.NEAR_TIE:
                 return row, level
-            if row.reason not in (COARSER, SORTED):  # who is whose partner is less sure here
+            # who is whose partner is less sure here
+            if row.rule not in (Rule.COARSER, Rule.SORTED):
                 verdict: RowVerdict = "within_noise" if row.verdict == "match" else row.verdict
-                row = replace(row, verdict=verdict, reason=row.reason or UNTOUCHED)
+                if not row.reason:
+                    row = _ruled(row, verdict, Rule.UNTOUCHED)
+                row = replace(row, verdict=verdict)
                 return row, replace(level, tied=True)
-            if row.reason == SORTED:
+            if row.rule is Rule.SORTED:
                 self._sorted.add(m.pair)
         level = replace(explained.level, error=math.hypot(explained.level.noise, explained.floor))
-        return self._row(m, UNMATCHED, m.error, None, m.metrics or {}, AFTER_TIE), level
+        return self._row(m, UNMATCHED, m.error, None, m.metrics or {}, Rule.AFTER_TIE), level
 
     def _given_limit(self, m: Measured) -> Judged | None:
         """Return how the user's limits judge a pair, if there are some for it."""
         return None if self._limits is None else self._limits.of(m.pair, m.metrics or {})
 
-    def _readings(self, m: Measured) -> Iterator[tuple[Measured, str]]:
+    def _readings(self, m: Measured) -> Iterator[tuple[Measured, Rule]]:
         """Yield a pair as it may be measured otherwise, and why."""
-        yield from ((reading, NO_TOKEN) for reading in self._unasked.readings(m))
-        yield from ((reading, SORTED) for reading in self._sorted.readings(m))
+        yield from ((reading, Rule.NO_TOKEN) for reading in self._unasked.readings(m))
+        yield from ((reading, Rule.SORTED) for reading in self._sorted.readings(m))
         if m.in_one_order is not None:
-            yield replace(m, metrics=m.in_one_order), SAME_PLACES
+            yield replace(m, metrics=m.in_one_order), Rule.SAME_PLACES
 
     def _turned_by_statistics(self, m: Measured, eps: float) -> float:
         """Return what an optimizer may make of the error of a gradient whose values are unknown."""
@@ -229,37 +223,42 @@ class Judge:
         level = Level(error=error, scale=scale, expected=any_noise) if passes else capped
         level.unseen = unseen(m, eps, explained.level)
 
-        def row(verdict: RowVerdict, error: float, limit: float, reason: str | None) -> Difference:
-            return self._row(m, verdict, error, limit, metrics, reason)
+        def row(
+            verdict: RowVerdict, error: float, limit: float, rule: Rule, remark: str | None = None
+        ) -> Difference:
+            return self._row(m, verdict, error, limit, metrics, rule, remark)
 
         fixed = self._given_limit(m)
         if fixed is not None:
             beyond = fixed.error > fixed.limit and not (inherited and m.error <= limit)
             verdict: RowVerdict = "diverged" if beyond else "within_noise" if m.error else "match"
-            return row(verdict, fixed.error, fixed.limit, fixed.says), level
+            return row(verdict, fixed.error, fixed.limit, Rule.USER_LIMIT, fixed.says), level
         channel = metrics.get("worst_channel")
         if channel is not None and not channel <= constants.CHANNEL_GRAINS:
-            return row("diverged", channel, constants.CHANNEL_GRAINS, m.remark), capped
+            return row(
+                "diverged", channel, constants.CHANNEL_GRAINS, Rule.CHANNEL_OFF, m.remark
+            ), capped
         clipped = float(metrics.get("clipped") or 0.0)
         if clipped > constants.EVEN_ERRORS:
-            return row("diverged", clipped, constants.EVEN_ERRORS, m.remark), capped
+            return row("diverged", clipped, constants.EVEN_ERRORS, Rule.CLIPPED, m.remark), capped
         if m.error and (behind := self._tie(m, explained, limit)):
             decides = not self._uses().ignores(m.pair)
             if decides:
                 self._untouched.add_tie(m)
-            return row(UNMATCHED, m.error, limit, NEAR_TIE), behind if decides else Level()
+            return row(UNMATCHED, m.error, limit, Rule.NEAR_TIE), behind if decides else Level()
         if m.error <= limit and scale > scale_limit and is_even(metrics, m.error):
-            diverged = row("diverged", scale, scale_limit, TOO_EVEN)
+            diverged = row("diverged", scale, scale_limit, Rule.TOO_EVEN)
             return diverged, level if expected else capped
         if 0.0 < m.error <= limit and self._epsilons.is_odd(m):
             length = max(m.pair.either.summary.shape, default=1)
             finer = floor(min(self._epsilons.both(m)), length)
-            return row("diverged", m.error, finer, COARSER), level
+            return row("diverged", m.error, finer, Rule.COARSER), level
         verdict, remark = _by_noise(m, limit)
         if m.error <= limit and not is_noise:
-            follows = row(verdict, m.error, limit, remark or PASSED_ON)
+            follows = row(verdict, m.error, limit, Rule.PASSED_ON, remark)
             return replace(follows, follows=True), level
-        return row(verdict, m.error, limit, remark), level
+        rule = Rule.OTHER_SHAPE if m.certain and m.rule is Rule.OTHER_SHAPE else Rule.NOISE
+        return row(verdict, m.error, limit, rule, remark), level
 
     def _row(
         self,
@@ -268,11 +267,14 @@ class Judge:
         error: float | None,
         limit: float | None,
         metrics: Metrics,
-        reason: str | None,
+        rule: Rule,
+        remark: str | None = None,
     ) -> Difference:
+        reason = remark or rule.text or None
         return Difference(
-            m.index, m.pair, verdict, error, limit, metrics, reason, comparison=self._comparison
-        )
+            m.index, m.pair, verdict, error, limit, metrics, reason, comparison=self._comparison,
+            rule=rule,
+        )  # fmt: skip
 
     def _is_followed(self, pair: Pair) -> bool:
         return bool(self._follows) and pair.content in self._follows
@@ -341,21 +343,29 @@ class Judge:
         return behind if level.noise and near else None
 
 
-def _in_other_orders(m: Measured) -> Iterator[tuple[Measured, str]]:
+def _in_other_orders(m: Measured) -> Iterator[tuple[Measured, Rule]]:
     """Yield a pair as it may be measured in other orders, and why."""
     if m.in_one_order is not None:
-        yield replace(m, metrics=m.in_one_order), SAME_PLACES
+        yield replace(m, metrics=m.in_one_order), Rule.SAME_PLACES
     if m.in_any_order is not None:
-        yield replace(m, metrics=m.in_any_order), SORTED
+        yield replace(m, metrics=m.in_any_order), Rule.SORTED
 
 
 def _alone(row: Difference) -> Difference:
     """Return the row of a tensor whose values another place holds, but not within noise."""
-    own = Pair(row.pair.own(0), row.pair.own(1), row.pair.alone)
-    if (own.golden and own.mine) or not own.why:
-        return replace(row, verdict=UNMATCHED, reason=CLOSE)
-    reason = f"only in {'golden' if own.golden else 'mine'}: {own.why}"
-    return Difference(row.index, own, UNMATCHED, reason=reason, comparison=row.comparison)
+    alone, golden, mine = row.pair.alone, row.pair.own(0), row.pair.own(1)
+    if (golden and mine) or alone is None:
+        return _ruled(row, UNMATCHED, Rule.CLOSE)
+    own = Pair(golden, mine, alone.text, reason=alone)
+    reason = f"only in {'golden' if golden else 'mine'}: {own.why}"
+    return Difference(
+        row.index, own, UNMATCHED, reason=reason, comparison=row.comparison, rule=Rule.ALONE
+    )
+
+
+def _ruled(row: Difference, verdict: RowVerdict, rule: Rule) -> Difference:
+    """Return a row that a rule decides."""
+    return replace(row, verdict=verdict, rule=rule, reason=rule.text)
 
 
 def _by_noise(m: Measured, limit: float) -> tuple[RowVerdict, str | None]:

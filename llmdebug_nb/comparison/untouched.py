@@ -1,4 +1,4 @@
-"""Tokens that no choice made differently at a near tie has touched: behind it, these are compared.
+"""After a near tie, compare only the tokens that the different choice cannot have influenced.
 
 Rounding may choose other experts, or another token, rightly. What is computed of that token differs
 from then on, and what attends to it. Where a token sees only those before it, these stay what they
@@ -14,10 +14,10 @@ from typing import NamedTuple, Protocol, TypeGuard
 
 import torch
 
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.comparison.choices import by_token
 from llmdebug_nb.comparison.jobs import Outcome
 from llmdebug_nb.comparison.measured import Measured
-from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.padding import Blanks
 from llmdebug_nb.core.records import RootCall, Site
 

@@ -1,0 +1,1 @@
+"""What all rooms share: nouns, constants, options, errors, paths, dtypes, numeric kernels."""

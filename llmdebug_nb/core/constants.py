@@ -68,7 +68,7 @@ WRONG_LAYOUT = 0.25
 UNCLEAR_LAYOUT = 0.05
 # Error up to which a layout ends the search: no other layout is that near by chance.
 CERTAIN_LAYOUT = 1e-3
-# Weights that lie side by side in one, each divided by itself: gate and up; query, key and value.
+# How many weights may be interleaved in one fused tensor: gate and up 2; query, key and value 3.
 MOST_TURNS = 3
 # A layout must be this many times nearer than a simpler one. Two samples of one error of
 # LAYOUT_SAMPLE elements are within 10 %; where few elements carry it, within a factor of two.

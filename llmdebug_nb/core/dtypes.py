@@ -39,6 +39,7 @@ def is_integer(name: str) -> bool:
     return name.startswith(("int", "uint"))
 
 
+@functools.cache
 def epsilon(name: str) -> float:
     """Return the machine epsilon of a dtype; of a complex one, of its parts.
 

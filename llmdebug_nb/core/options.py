@@ -19,13 +19,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from llmdebug_nb.core import option_parsing as read
 from llmdebug_nb.core.errors import OptionError, nearest
 from llmdebug_nb.core.msit_rounds import Rounds
-from llmdebug_nb.core.option_declaration import (
-    HOW_MUCH,
-    WHAT,
-    WHEN,
-    declaration_of,
-    option,
-)
+from llmdebug_nb.core.option_declaration import HOW_MUCH, WHAT, WHEN, declaration_of, option
 from llmdebug_nb.core.option_parsing import TokenSet
 from llmdebug_nb.core.requests import RequestSet
 

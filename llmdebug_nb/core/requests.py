@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from llmdebug_nb.core.errors import OptionError
 from llmdebug_nb.core.option_parsing import TokenSet
 
-# eight digits or more are an id: vLLM adds a hyphen and eight hexadecimal digits to each
+# eight digits or more are an id: an engine adds a hyphen and eight hexadecimal digits to each
 _NUMBERS = r"\d{1,7}(-(\d{1,7})?)?"
 _ADDED = r"-[0-9a-f]{8}$"
 
@@ -47,7 +47,7 @@ class RequestSet:
     def matching(self, number: int, request: str) -> list[str]:
         """Return the parts that select a request. ``request``: its id.
 
-        The part of an id that vLLM adds need not be given.
+        The part of an id that an engine adds need not be given.
         """
         names = {request, re.sub(_ADDED, "", request)}
         return [

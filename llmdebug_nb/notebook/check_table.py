@@ -10,8 +10,8 @@ from ipywidgets import HTML, Button, GridBox, Layout, Output, VBox
 
 from llmdebug_nb.app.opcheck.check import OpCheck
 from llmdebug_nb.core.errors import LLMDebugError
-from llmdebug_nb.core.opchecks import CallCheck, TypeCount
 from llmdebug_nb.notebook.explore import explore_record
+from llmdebug_nb.replay.checks import CallCheck, TypeCount
 from llmdebug_nb.show import opcheck as shown
 
 # the name gives way where there is no room, figures and the two buttons never do

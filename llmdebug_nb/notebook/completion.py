@@ -18,8 +18,8 @@ from IPython.core.completer import (
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.stepping import COMMANDS
 from llmdebug_nb.cli.command import run_name
+from llmdebug_nb.comparison.token_checks import RULES
 from llmdebug_nb.core.options import TOKENS
-from llmdebug_nb.core.token_checks import RULES
 from llmdebug_nb.notebook.command_magic import parsers
 from llmdebug_nb.notebook.dump_magic import SWITCHES
 from llmdebug_nb.notebook.magic_line import long_options

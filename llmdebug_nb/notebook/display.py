@@ -14,7 +14,8 @@ from llmdebug_nb.app.opcheck.check import OpCheck
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.stepping import Stop
 from llmdebug_nb.app.tables import TableFiles
-from llmdebug_nb.core.findings import Difference, Finding
+from llmdebug_nb.comparison.differences import Difference
+from llmdebug_nb.findings.finding import Finding
 from llmdebug_nb.notebook.check_table import check_table
 from llmdebug_nb.notebook.explore import explore, explore_stop
 from llmdebug_nb.show import html, text

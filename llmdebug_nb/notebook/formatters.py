@@ -19,8 +19,8 @@ _WITH_EXPLORER = (
     ("llmdebug_nb.app.opcheck.check", "OpCheck"),
     ("llmdebug_nb.app.report", "Report"),
     ("llmdebug_nb.app.stepping", "Stop"),
-    ("llmdebug_nb.core.findings", "Difference"),
-    ("llmdebug_nb.core.findings", "Finding"),
+    ("llmdebug_nb.comparison.differences", "Difference"),
+    ("llmdebug_nb.comparison.differences", "Finding"),
 )
 _WITH_HTML = (
     ("llmdebug_nb.app.report", "Differences"),

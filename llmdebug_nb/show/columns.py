@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from llmdebug_nb.core.findings import EXPECTED, MISMATCHES, Difference, RowVerdict
+from llmdebug_nb.comparison.differences import EXPECTED, MISMATCHES, Difference, RowVerdict
 from llmdebug_nb.core.paths import within
-from llmdebug_nb.core.row_filter import row_text
 from llmdebug_nb.show.tensors import Array
+from llmdebug_nb.store.row_filter import row_text
 
 _NUMBER = re.compile(r"\d+")
 # the worst first; those that may be a mismatch lead

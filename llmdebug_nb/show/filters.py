@@ -14,7 +14,7 @@ import math
 import re
 
 from llmdebug_nb.core.errors import LLMDebugError
-from llmdebug_nb.core.row_filter import COUNTS, FIGURES, Bound, RowFilter
+from llmdebug_nb.store.row_filter import COUNTS, FIGURES, Bound, RowFilter
 
 _ID = re.compile(r"id:(\d{1,9}(?:_\d{1,9})*(?:\.\d{1,9})?|\.\d{1,9})")
 _RANK = re.compile(r"rank:([0-9]{1,9})")

@@ -10,15 +10,16 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from llmdebug_nb.core.errors import StoreError
-from llmdebug_nb.core.findings import Finding, LinePair, Source
-from llmdebug_nb.core.headline import Headline
-from llmdebug_nb.core.listings import Listing
 from llmdebug_nb.core.places import in_torch
 from llmdebug_nb.core.printable import bracketed, sentence
+from llmdebug_nb.findings.finding import Finding
+from llmdebug_nb.findings.headline import Headline
 from llmdebug_nb.show import wire, wire_findings
 from llmdebug_nb.show.tables import Line, Table, aligned, figure
 from llmdebug_nb.show.tensors import number
 from llmdebug_nb.show.view_data import ViewData
+from llmdebug_nb.source.lines import LinePair, Source
+from llmdebug_nb.source.listings import Listing
 
 _NONE = "does it otherwise, or not at all"
 _BEHIND = "not so, behind "

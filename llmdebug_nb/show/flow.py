@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from llmdebug_nb.core.opened_run import OpenedRun
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.show import wire
+from llmdebug_nb.store.run import Run
 
 _LINKS = 12  # per relation; a mask may have thousands of consumers
 
 
-def flow(run: OpenedRun, record: Record, row_of: Callable[[int], int | None]) -> list[wire.Flow]:
+def flow(run: Run, record: Record, row_of: Callable[[int], int | None]) -> list[wire.Flow]:
     """Return the neighbours of ``record`` by relation.
 
     ``row_of`` returns the view's row of a record, None if it has none.
@@ -35,7 +35,7 @@ def flow(run: OpenedRun, record: Record, row_of: Callable[[int], int | None]) ->
 
 
 def _view(
-    run: OpenedRun, relation: wire.Relation, ids: list[int], row_of: Callable[[int], int | None]
+    run: Run, relation: wire.Relation, ids: list[int], row_of: Callable[[int], int | None]
 ) -> wire.Flow:
     rows = [(row, number) for number in ids if (row := row_of(number)) is not None]
     links: list[wire.Link] = [

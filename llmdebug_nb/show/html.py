@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.errors import LLMDebugError
-from llmdebug_nb.core.findings import Difference, Finding
+from llmdebug_nb.findings.finding import Finding
 from llmdebug_nb.show import tables, wire
 from llmdebug_nb.show.figure import data_url, errors_picture, heatmaps, layer_pictures
 from llmdebug_nb.show.findings import Answer, answers, detail, finding_head, pairs_table

@@ -8,10 +8,10 @@ from itertools import islice
 
 import numpy as np
 
-from llmdebug_nb.core.findings import EXPECTED, MISMATCHES, Difference
+from llmdebug_nb.comparison.differences import EXPECTED, MISMATCHES, Difference
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core.layers import parts
 from llmdebug_nb.core.paths import operator_of
-from llmdebug_nb.core.reasons import REJOINED
 from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.show import wire_layers
 from llmdebug_nb.show.columns import VERDICTS, Columns
@@ -116,7 +116,7 @@ def _states(columns: Columns, made: Set[Blamed]) -> Array:
     """Return the state of each row. ``made``: the calls that make an error."""
     state = np.array([_STATES[verdict] for verdict in VERDICTS], np.uint8)[columns.verdict]
     for i in columns.of("unmatched").tolist():
-        if columns.rows[i].reason == REJOINED:
+        if columns.rows[i].rule is Rule.REJOINED:
             state[i] = REWRITTEN
     for path, call in made:
         for i in columns.at(path).tolist():

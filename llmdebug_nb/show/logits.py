@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from llmdebug_nb.comparison.token_checks import RULES, LogitsResult, TokenCheck
 from llmdebug_nb.core.errors import OptionError
 from llmdebug_nb.core.printable import printable, printable_lines
-from llmdebug_nb.core.token_checks import RULES, LogitsResult, TokenCheck
 from llmdebug_nb.show.tables import aligned
 from llmdebug_nb.show.words import count_text
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmdebug_nb.comparison.token_checks import LogitsResult, TokenCheck
 from llmdebug_nb.core.errors import OptionError
 from llmdebug_nb.core.printable import printable
-from llmdebug_nb.core.token_checks import LogitsResult, TokenCheck
 from llmdebug_nb.show.figure import plain, ticks
 from llmdebug_nb.show.logits import Words
 

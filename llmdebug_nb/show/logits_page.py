@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
+from llmdebug_nb.comparison.token_checks import LogitsResult, TokenCheck
 from llmdebug_nb.core.printable import printable, printable_lines
-from llmdebug_nb.core.token_checks import LogitsResult, TokenCheck
 from llmdebug_nb.show import logits as shown
 from llmdebug_nb.show.figure import data_url
 from llmdebug_nb.show.html import render

@@ -8,15 +8,8 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from llmdebug_nb.core.opchecks import (
-    RIGHT,
-    WRONG,
-    CallCheck,
-    OpCheckResult,
-    OutputCheck,
-    TypeCount,
-)
 from llmdebug_nb.core.printable import printable, printable_lines
+from llmdebug_nb.replay.checks import RIGHT, WRONG, CallCheck, OpCheckResult, OutputCheck, TypeCount
 from llmdebug_nb.show.html_table import html_table
 from llmdebug_nb.show.tables import aligned
 from llmdebug_nb.show.words import count_text

@@ -12,10 +12,11 @@ from typing import Literal
 import numpy as np
 import torch
 
+from llmdebug_nb.comparison.differences import EXPECTED, Difference
 from llmdebug_nb.core.errors import LLMDebugError, TensorLookupError, nearest
-from llmdebug_nb.core.findings import EXPECTED, Difference, Expectation, Finding
-from llmdebug_nb.core.headline import Headline
 from llmdebug_nb.core.kernels import summary as kernel
+from llmdebug_nb.findings.finding import Finding
+from llmdebug_nb.findings.headline import Headline
 from llmdebug_nb.show import (
     filters,
     findings,
@@ -37,6 +38,7 @@ from llmdebug_nb.show.tree import Tree
 from llmdebug_nb.show.view_data import Answer, ReportData
 from llmdebug_nb.show.views import Judged, View, axes_of, several, side_view
 from llmdebug_nb.show.words import expected_text, labels, made_text
+from llmdebug_nb.store.expectation import Expectation
 
 _PAGE = 1000  # rows at most
 
@@ -90,7 +92,7 @@ class ReportView(View):
                 text = expected_text(self.differences[i])
                 comments.setdefault(columns.sites[i].path, {})[text] = None
         nodes = self.golden.nodes or self.mine.nodes
-        return Tree(nodes, columns.count_paths(), bad, near, alone, expected, comments)
+        return Tree(nodes, columns.count_paths(), bad, (near, alone, expected), comments)
 
     @functools.cached_property
     def _columns(self) -> Columns:

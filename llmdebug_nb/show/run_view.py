@@ -8,8 +8,6 @@ from array import array
 from collections import Counter
 
 from llmdebug_nb.core.errors import TensorLookupError
-from llmdebug_nb.core.opened_run import OpenedRun
-from llmdebug_nb.core.row_filter import RowFilter, largest
 from llmdebug_nb.show import filters, tensors, wire, wire_requests
 from llmdebug_nb.show.flow import flow
 from llmdebug_nb.show.series import line, same_site
@@ -20,6 +18,8 @@ from llmdebug_nb.show.tokens import Tokenizer, texts
 from llmdebug_nb.show.tree import Tree
 from llmdebug_nb.show.views import View, several, side_view
 from llmdebug_nb.show.words import count_text, made_text, size_text
+from llmdebug_nb.store.row_filter import RowFilter, largest
+from llmdebug_nb.store.run import Run
 
 _CACHED_LISTS = 4
 _PAGE = 1000  # rows at most
@@ -30,7 +30,7 @@ class RunView(View):
 
     kind = "run"
 
-    def __init__(self, run: OpenedRun, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(self, run: Run, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(run.steps(), texts(run, tokenizer))
         self.run = run
         for generation, step, name, *places in run.requests():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from llmdebug_nb.core.opened_run import OpenedRun
 from llmdebug_nb.core.records import Record, Site
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.tensors import number
+from llmdebug_nb.store.run import Run
 
 Point = tuple[int, int, float | None]  # step, row, value
 
@@ -18,7 +18,7 @@ def site_key(site: Site) -> tuple[object, ...]:
     return site.rank, site.path, site.call, site.phase, site.role, site.slot
 
 
-def same_site(run: OpenedRun, site: Site) -> Iterator[Record]:
+def same_site(run: Run, site: Site) -> Iterator[Record]:
     """Yield the records of ``site`` at every step."""
     return run.records(
         rank=site.rank,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import get_args
 
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.errors import OptionError, nearest
-from llmdebug_nb.core.findings import Difference, Finding
+from llmdebug_nb.findings.finding import Finding
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.view_data import ViewData
 

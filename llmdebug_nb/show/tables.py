@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from llmdebug_nb.core.findings import MISMATCHES, Difference
+from llmdebug_nb.comparison.differences import MISMATCHES, Difference
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.show import wire, wire_requests
 from llmdebug_nb.show.tensors import number

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from llmdebug_nb.core.findings import Difference, Finding
+from llmdebug_nb.comparison.differences import Difference
+from llmdebug_nb.findings.finding import Finding
 
 
 def rows(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from llmdebug_nb.core.findings import Difference, Finding
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.printable import printable_lines
+from llmdebug_nb.findings.finding import Finding
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.findings import (
     answers,

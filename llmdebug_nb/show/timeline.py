@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.core.errors import OptionError, StoreError, TensorLookupError
 from llmdebug_nb.core.layers import layer_of
-from llmdebug_nb.core.opened_run import OpenedRun
 from llmdebug_nb.core.paths import module_of
 from llmdebug_nb.core.printable import printable, printable_lines
 from llmdebug_nb.core.urls import on_this_machine
+from llmdebug_nb.store.run import Run
 
 if TYPE_CHECKING:
     import pandas
@@ -219,7 +219,7 @@ class Timeline:
         return target
 
 
-def timeline(run: OpenedRun, step: int | None = None, generation: int = 0) -> Timeline:
+def timeline(run: Run, step: int | None = None, generation: int = 0) -> Timeline:
     """Return the timeline of one step of a run; without ``step`` of the first one with times.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from llmdebug_nb.core.errors import LLMDebugError, OptionError
-from llmdebug_nb.core.opened_run import OpenedRun
+from llmdebug_nb.store.run import Run
 
 _MOST = 64  # the last tokens of a long prompt
 
@@ -24,7 +24,7 @@ def checked(tokenizer: Tokenizer | None) -> Tokenizer | None:
     return tokenizer
 
 
-def texts(run: OpenedRun, tokenizer: Tokenizer | None) -> Texts:
+def texts(run: Run, tokenizer: Tokenizer | None) -> Texts:
     """Return the text of the first sequence in the input of each step; of a long prompt its end.
 
     Without a tokenizer, or recorded ids, there is none.

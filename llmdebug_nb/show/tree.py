@@ -16,8 +16,8 @@ _COMMENTS = 3  # of a note
 class Tree:
     """The model tree with counts of rows rolled up to every ancestor.
 
-    For a comparison, ``near``, ``alone`` and ``expected`` count the rows within noise, without a
-    partner and as expected. ``comments``: those of the expected rows, by path.
+    ``judged``: for a comparison, the counts of rows within noise, without a partner, and as
+    expected. ``comments``: those of the expected rows, by path.
     """
 
     def __init__(
@@ -25,9 +25,7 @@ class Tree:
         nodes: list[Node],
         rows: Counter[str],
         bad: Counter[str],
-        near: Counter[str] | None = None,
-        alone: Counter[str] | None = None,
-        expected: Counter[str] | None = None,
+        judged: tuple[Counter[str], Counter[str], Counter[str]] | None = None,
         comments: Mapping[str, Iterable[str]] | None = None,
     ) -> None:
         self.nodes = nodes or _from_paths({*rows, *bad})
@@ -38,9 +36,10 @@ class Tree:
             self.at.setdefault(node.path, i)
             for name in node.aliases:
                 self.at.setdefault(name, i)
-        self.judged = near is not None
+        self.judged = judged is not None
         self.rows, self.bad, self.near, self.alone, self.expected = (
-            self._rolled_up(counts or Counter()) for counts in (rows, bad, near, alone, expected)
+            self._rolled_up(counts)
+            for counts in (rows, bad, *(judged or (Counter(), Counter(), Counter())))
         )
         self._comments: dict[int, dict[str, None]] = {}
         for path, texts in (comments or {}).items():

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llmdebug_nb.core.findings import (
-    Difference,
-    Expectation,
-    Finding,
-    Proof,
-    Verdict,
-)
-from llmdebug_nb.core.headline import Headline
-from llmdebug_nb.core.listings import Listing
-from llmdebug_nb.core.opened_run import OpenedRun
+from llmdebug_nb.comparison.differences import Difference, Verdict
+from llmdebug_nb.findings.finding import Finding, Proof
+from llmdebug_nb.findings.headline import Headline
 from llmdebug_nb.show import wire, wire_findings, wire_halts, wire_requests
 from llmdebug_nb.show.tensors import Array
+from llmdebug_nb.source.listings import Listing
+from llmdebug_nb.store.expectation import Expectation
+from llmdebug_nb.store.run import Run
 
 if TYPE_CHECKING:
     from llmdebug_nb.show.layers import LayerErrors
@@ -72,9 +68,9 @@ class ReportData(Protocol):
     """A report, as its view needs it; `app.report.Report` implements it."""
 
     @property
-    def golden(self) -> OpenedRun: ...
+    def golden(self) -> Run: ...
     @property
-    def mine(self) -> OpenedRun: ...
+    def mine(self) -> Run: ...
     @property
     def differences(self) -> Sequence[Difference]: ...
     @property

@@ -15,7 +15,6 @@ from typing import Literal, TypedDict
 
 from llmdebug_nb.core.errors import TensorLookupError
 from llmdebug_nb.core.msit_rounds import round_of
-from llmdebug_nb.core.opened_run import OpenedRun
 from llmdebug_nb.core.places import shown
 from llmdebug_nb.core.records import Kernel, Record, RootCall, Site
 from llmdebug_nb.show import (
@@ -35,6 +34,7 @@ from llmdebug_nb.show.timeline import Timeline
 from llmdebug_nb.show.tokens import Texts
 from llmdebug_nb.show.tree import Tree
 from llmdebug_nb.show.view_data import Answer, Halted
+from llmdebug_nb.store.run import Run
 
 _CACHED = 6  # tensors, for zooming and slicing
 _ALONE = "a single run has no differences: compare it with another one"
@@ -261,7 +261,7 @@ def several(ranks: Iterable[int]) -> list[int]:
     return found if len(found) > 1 else []
 
 
-def side_view(which: wire.Which, run: OpenedRun, record: Record) -> wire.Side:
+def side_view(which: wire.Which, run: Run, record: Record) -> wire.Side:
     s, v = record.site, record.summary
     why = "" if record.payload is not None else record.lost or "recorded with statistics only"
     kernel = run.kernel(s)
@@ -289,7 +289,7 @@ def side_view(which: wire.Which, run: OpenedRun, record: Record) -> wire.Side:
     }
 
 
-def _code(run: OpenedRun, s: Site) -> str:
+def _code(run: Run, s: Site) -> str:
     """Return the Python expression of a tensor."""
     if run.path is None and (codes := run.meta.get("code")) is not None:  # held in memory
         return str(codes.get(s.role, "")).format(slot=s.slot)

@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from llmdebug_nb.core.findings import Difference
+    from llmdebug_nb.comparison.differences import Difference
 
 
 class Named(Protocol):
@@ -54,7 +54,7 @@ def labels(golden: Named, mine: Named) -> tuple[str, str]:
 
 def expected_text(row: Difference) -> str:
     """Return why a row is expected, "" if it is not."""
-    from llmdebug_nb.core.findings import EXPECTED
+    from llmdebug_nb.comparison.differences import EXPECTED
 
     if row.verdict != EXPECTED:
         return ""
@@ -85,7 +85,7 @@ def size_text(nbytes: int) -> str:
 
 def verdicts_text(differences: Sequence[Difference], hidden: bool) -> str:
     """Return how many rows have each verdict. ``hidden``: the values of no row show a finding."""
-    from llmdebug_nb.core.findings import EXPECTED
+    from llmdebug_nb.comparison.differences import EXPECTED
 
     counts = Counter(d.verdict for d in differences)
     compared = len(differences) - counts["unmatched"]

@@ -21,12 +21,12 @@ from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.core.kernels.raw import to_bytes
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, RootCall, TokenRow
-from llmdebug_nb.core.sequences import Place, TokenSequence
 from llmdebug_nb.store import catalog, token_rows
 from llmdebug_nb.store.checked import shape_of
 from llmdebug_nb.store.copying import Copy, Rows
 from llmdebug_nb.store.process import OF_PROCESS, Process, processes
 from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.sequences import Place, TokenSequence
 from llmdebug_nb.store.writer import Writer, create_run
 
 _Step = tuple[int, int]
@@ -59,7 +59,7 @@ def sequences(run: Run) -> tuple[list[TokenSequence], dict[_Step, Sizes]]:
 
 def _of_engine(run: Run) -> tuple[list[TokenSequence], dict[_Step, Sizes]]:
     steps = {call.index: (call.generation, call.step) for call in run.root_calls()}
-    rows = token_rows.of(run)
+    rows = token_rows.of(run.index)
     requests: dict[_Step, dict[str, int]] = defaultdict(dict)  # each with its last row
     for row in rows:
         if row.row is not None:

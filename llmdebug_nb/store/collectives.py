@@ -11,8 +11,8 @@ import torch
 
 from llmdebug_nb.core.paths import is_operator, operator_of
 from llmdebug_nb.core.placement import COLLECTIVE, COLLECTIVES
-from llmdebug_nb.core.rank_checks import Collective
 from llmdebug_nb.core.records import CallKey, Record
+from llmdebug_nb.store.rank_checks import Collective
 from llmdebug_nb.store.run import Run
 
 _FACTS = """SELECT rank, generation, step, phase, path, call, slot, value FROM scalar_rows

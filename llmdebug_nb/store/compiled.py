@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from llmdebug_nb.core.records import CallKey, Kernel, Site
-
-if TYPE_CHECKING:
-    from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.queries import Index
 
 _ROLES = {"graph": "forward", "graph.backward": "backward"}
 
 
-def is_compiled(run: Run) -> bool:
+def is_compiled(index: Index) -> bool:
     """Tell whether a run is of compiled code."""
-    return bool((run.meta.get("options") or {}).get("graph"))
+    return bool((index.source.meta.get("options") or {}).get("graph"))
 
 
-def nodes(run: Run) -> dict[CallKey, str]:
+def nodes(index: Index) -> dict[CallKey, str]:
     """Return the node of the traced program that each call is, the same for all its graphs.
 
     Empty for runs that are not of compiled code; so is `names`. Keys have rank 0: every rank
     runs the same graphs.
     """
-    return _texts(run, "node")
+    return _texts(index, "node")
 
 
-def names(run: Run) -> dict[CallKey, str]:
+def names(index: Index) -> dict[CallKey, str]:
     """Return the name of each call's node in its graph."""
-    return _texts(run, "fx")
+    return _texts(index, "fx")
 
 
 def key_of(site: Site) -> CallKey:
@@ -36,10 +32,10 @@ def key_of(site: Site) -> CallKey:
     return site.key._replace(rank=0)
 
 
-def _texts(run: Run, slot: str) -> dict[CallKey, str]:
-    if not is_compiled(run):
+def _texts(index: Index, slot: str) -> dict[CallKey, str]:
+    if not is_compiled(index):
         return {}
-    rows = run.index.scalars(role=tuple(_ROLES), slot=slot)
+    rows = index.scalars(role=tuple(_ROLES), slot=slot)
     return {
         CallKey(0, row.generation, row.step, _ROLES[row.role], row.path, row.call): row.value
         for row in rows
@@ -47,12 +43,12 @@ def _texts(run: Run, slot: str) -> dict[CallKey, str]:
     }
 
 
-def kernel(run: Run, site: Site) -> Kernel | None:
+def kernel(index: Index, site: Site) -> Kernel | None:
     """Return the fused kernel that computed a tensor; None if no fused kernel did."""
-    if not is_compiled(run):
+    if not is_compiled(index):
         return None
     role = next(role for role, phase in _ROLES.items() if phase == site.phase)
-    rows = run.index.scalars(
+    rows = index.scalars(
         generation=site.generation,
         step=site.step,
         role=role,
@@ -60,5 +56,5 @@ def kernel(run: Run, site: Site) -> Kernel | None:
         call=site.call,
         slot="kernel",
     )
-    kernels = (run.index.kernel(row.value) for row in rows if row.value)
+    kernels = (index.kernel(row.value) for row in rows if row.value)
     return next((kernel for kernel in kernels if kernel is not None), None)

@@ -16,7 +16,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError, OptionError
-from llmdebug_nb.core.findings import Expectation
+from llmdebug_nb.store.expectation import Expectation
 from llmdebug_nb.store.run import Run
 
 FORMAT, VERSION = "llmdebug-expected", 1

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmdebug_nb.core.opened_run import ScalarRow
+from llmdebug_nb.store.queries import Index, ScalarRow
 from llmdebug_nb.store.rows import texts_of
 from llmdebug_nb.store.views import OPERATOR_COLUMNS, VIEWS, quoted
 
 if TYPE_CHECKING:
     import pandas
-
-    from llmdebug_nb.store.run import Run
 
 _SITE = ("rank", "generation", "step", "path", "call", "phase", "role", "slot")
 _FLOATS = ("min", "max", "mean", "l2norm")
@@ -22,12 +20,12 @@ _COUNTS = ("nan", "inf", "zero")
 _SUMMARY = ("dtype", "shape", *_FLOATS, *_COUNTS, "fingerprint")
 
 
-def records(run: Run) -> pandas.DataFrame:
+def records(index: Index) -> pandas.DataFrame:
     """Return `Run.to_pandas`."""
     import pandas
 
-    rows = list(run.records())
-    kinds = {(c.generation, c.step): c.kind for c in reversed(run.root_calls())}
+    rows = list(index.records())
+    kinds = {(c.generation, c.step): c.kind for c in reversed(index.source.root_calls())}
     columns: dict[str, list[object]] = {
         name: [getattr(r.site, name) for r in rows] for name in _SITE
     }
@@ -43,25 +41,25 @@ def records(run: Run) -> pandas.DataFrame:
     return frame.astype(dtypes)
 
 
-def scalars(run: Run, path: str | None) -> pandas.DataFrame:
+def scalars(index: Index, path: str | None) -> pandas.DataFrame:
     """Return `Run.scalars`."""
     import pandas
 
-    rows = run.index.scalars() if path is None else run.index.scalars(path=path)
+    rows = index.scalars() if path is None else index.scalars(path=path)
     return pandas.DataFrame(rows, columns=list(ScalarRow._fields))
 
 
-def operators(run: Run) -> pandas.DataFrame:
+def operators(index: Index) -> pandas.DataFrame:
     """Return `Run.operators`."""
     import pandas
 
     chosen = quoted(OPERATOR_COLUMNS)
     sql = f"SELECT {chosen} FROM operator_rows WHERE level != 'module' ORDER BY id"
-    rows = run.index.query(VIEWS["operator_rows"].row(), sql)
+    rows = index.query(VIEWS["operator_rows"].row(), sql)
     columns = {name: [row[i] for row in rows] for i, name in enumerate(OPERATOR_COLUMNS)}
     innermost = {
-        number: next(iter(texts_of(text, run.path, "a call stack")), None)
-        for number, text in run.index.query(tuple[int, str], "SELECT idx, frames FROM all_sources")
+        number: next(iter(texts_of(text, index.path, "a call stack")), None)
+        for number, text in index.query(tuple[int, str], "SELECT idx, frames FROM all_sources")
     }
     columns["source"] = [innermost.get(number) for number in columns["source"]]
     del columns["id"]

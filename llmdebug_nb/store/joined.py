@@ -23,7 +23,7 @@ from llmdebug_nb.core.updates import UPDATED
 from llmdebug_nb.store import connection
 from llmdebug_nb.store.rows import row_of
 from llmdebug_nb.store.run import Run
-from llmdebug_nb.store.source import Source
+from llmdebug_nb.store.source import About, Source
 from llmdebug_nb.store.spread import Shape, Spread
 from llmdebug_nb.store.views import VIEWS, create_tables, insert_rows, quoted
 
@@ -115,11 +115,7 @@ def _source(run: Run, shape: Shape, wholes: Mapping[int, Whole]) -> Source:
     return Source(
         db,
         lambda record: values_of(run, wholes[record.id]),
-        layout=source.layout,
-        nbytes=source.nbytes,
-        complete=source.complete,
-        processes=[{"rank": 0}],
-        meta=source.meta,
+        About(source.layout, source.nbytes, source.complete, [{"rank": 0}], source.meta),
         outdated=source.outdated,
     )
 

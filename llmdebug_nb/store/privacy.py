@@ -16,20 +16,19 @@ from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.masking import MASK
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.records import Frame, Record
-from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.store import catalog, own_file
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store.checked import shape_of
 from llmdebug_nb.store.payload import UPLOAD
 from llmdebug_nb.store.payload_files import start_of
+from llmdebug_nb.store.queries import Index
 from llmdebug_nb.store.rows import texts_of, views_of
 from llmdebug_nb.store.signals import SIGNALS
+from llmdebug_nb.store.tabular import Tabular
 from llmdebug_nb.store.views import VIEWS
 
 if TYPE_CHECKING:
     import pandas
-
-    from llmdebug_nb.store.run import Run
 
 _WIDTH = 60  # characters of an example
 _IDS = 6  # token ids in the example
@@ -83,21 +82,21 @@ class Privacy(Tabular):
         return "\n".join(lines)
 
 
-def privacy(run: Run) -> Privacy:
-    """Return what a run holds. Raises CorruptDumpError."""
+def privacy(index: Index, label: str) -> Privacy:
+    """Return what a run holds; ``label``: its name. Raises CorruptDumpError."""
     parts = (_tensors, _program, _texts, _surroundings)
-    return Privacy(run.label, tuple(each for part in parts for each in part(run)))
+    return Privacy(label, tuple(each for part in parts for each in part(index)))
 
 
-def _tensors(run: Run) -> Iterator[Holding]:
-    kept, _ = run.index.count_kept_and_lost()
-    first = next(run.records(n=1, role="output"), None)
+def _tensors(index: Index) -> Iterator[Holding]:
+    kept, _ = index.count_kept_and_lost()
+    first = next(index.records(None, 1, role="output"), None)
     yield Holding(
-        "values of tensors", kept, run.source.nbytes if kept else 0,
+        "values of tensors", kept, index.source.nbytes if kept else 0,
         _site(first) if kept else "",
         "what the model computed; its text can be read from embeddings and logits",
     )  # fmt: skip
-    ids = run.index.query(
+    ids = index.query(
         VIEWS["rows"].row("id", "dtype", "shape"),
         f"""SELECT id, dtype, shape FROM rows WHERE payload IS NOT NULL AND role != 'weight'
  AND ({_INTEGER}) GROUP BY payload
@@ -105,16 +104,16 @@ def _tensors(run: Run) -> Iterator[Holding]:
     )
     nbytes = sum(_nbytes(dtype, shape) for _, dtype, shape in ids)
     yield Holding(
-        "of them, whole numbers", len(ids), nbytes, _numbers(run, ids[0][0]) if ids else "",
+        "of them, whole numbers", len(ids), nbytes, _numbers(index, ids[0][0]) if ids else "",
         "token ids are among them: with the tokenizer, they are the prompt and the answer",
     )  # fmt: skip
-    ((weights, path),) = run.index.query(
+    ((weights, path),) = index.query(
         tuple[int, str | None],
         """SELECT count(payload), min(path) FROM rows
  WHERE (role = 'weight' OR argument IN ('weight', 'bias')) AND payload IS NOT NULL""",
     )
     yield Holding("of them, weights", weights, 0, path or "", "the model itself")
-    ((figures, example),) = run.index.query(
+    ((figures, example),) = index.query(
         tuple[int, str | None],
         "SELECT count(*), min(fingerprint) FROM rows WHERE min IS NOT NULL OR fingerprint NOT NULL",
     )
@@ -124,29 +123,31 @@ def _tensors(run: Run) -> Iterator[Holding]:
     )  # fmt: skip
 
 
-def _program(run: Run) -> Iterator[Holding]:
-    stacks = run.index.query(tuple[str, str | None], "SELECT frames, code FROM all_sources")
-    lines = {line for _, code in stacks if code for line in texts_of(code, run.path, "code")}
+def _program(index: Index) -> Iterator[Holding]:
+    stacks = index.query(tuple[str, str | None], "SELECT frames, code FROM all_sources")
+    lines = {line for _, code in stacks if code for line in texts_of(code, index.path, "code")}
     yield _of_texts("lines of code", lines - {""}, "what the program does, line by line")
-    functions = run.index.query(tuple[str], "SELECT DISTINCT text FROM all_functions")
+    functions = index.query(tuple[str], "SELECT DISTINCT text FROM all_functions")
     texts = {text for (text,) in functions}
     yield _of_texts("text of functions", texts, "the code of the model, as far as it ran")
-    kernels = run.index.query(tuple[str], "SELECT source FROM all_kernels WHERE source != ''")
+    kernels = index.query(tuple[str], "SELECT source FROM all_kernels WHERE source != ''")
     codes = {text for (text,) in kernels}
     yield _of_texts("code of kernels", codes, "what the compiler made of it")
     chains = "SELECT DISTINCT views FROM rows WHERE views IS NOT NULL"
-    views = [views_of(run.path, chain) for (chain,) in run.index.query(tuple[str], chains)]
-    places = [text for frames, _ in stacks for text in texts_of(frames, run.path, "a call stack")]
+    views = [views_of(index.path, chain) for (chain,) in index.query(tuple[str], chains)]
+    places = [text for frames, _ in stacks for text in texts_of(frames, index.path, "a call stack")]
     places += [view.source for chain in views for view in chain]
-    frames = [node.source for node in run.nodes] + [Frame.read(place) for place in places]
+    frames = [node.source for node in index.source.nodes()] + [
+        Frame.read(place) for place in places
+    ]
     files = {frame.file for frame in frames if frame is not None}
     yield _of_texts("names of files", files, "where the program lies, in its project or the home")
-    paths = {path for (path,) in run.index.query(tuple[str], "SELECT DISTINCT path FROM rows")}
+    paths = {path for (path,) in index.query(tuple[str], "SELECT DISTINCT path FROM rows")}
     yield _of_texts("names of modules and operators", paths - {""}, "the architecture of the model")
 
 
-def _texts(run: Run) -> Iterator[Holding]:
-    found = run.index.query(tuple[str], f"SELECT value FROM scalar_rows WHERE {_TEXTS}")
+def _texts(index: Index) -> Iterator[Holding]:
+    found = index.query(tuple[str], f"SELECT value FROM scalar_rows WHERE {_TEXTS}")
     texts = [text for (text,) in found]
     shown = sorted(texts, key=lambda text: (text[:1] in "([", MASK in text))
     yield Holding(
@@ -154,13 +155,17 @@ def _texts(run: Run) -> Iterator[Holding]:
         _cut(shown[0]) if shown else "", "whatever the program passes as a text",
     )  # fmt: skip
     yield Holding(
-        "masked secrets", run.info()["masked"], 0, MASK,
+        "masked secrets", _masked(index), 0, MASK,
         "that something was there; not what, nor how long, nor whether two are equal",
     )  # fmt: skip
 
 
-def _surroundings(run: Run) -> Iterator[Holding]:
-    meta = run.meta
+def _masked(index: Index) -> int:
+    return sum(process.get("masked") or 0 for process in index.source.processes)
+
+
+def _surroundings(index: Index) -> Iterator[Holding]:
+    meta = index.source.meta
     environment = [f"{name} {value}" for name, value in (meta.get("environment") or {}).items()]
     yield _of_texts("versions", environment, "which software, and which kind of device")
     options = [f"{k}={v}" for k, v in (meta.get("options") or {}).items() if isinstance(v, str)]
@@ -171,18 +176,18 @@ def _surroundings(run: Run) -> Iterator[Holding]:
         "settings of the program and its models", known,
         "switches, seeds, and what config and generation config say",
     )  # fmt: skip
-    created, processes = meta.get("created"), len(run.source.processes)
+    created, processes = meta.get("created"), len(index.source.processes)
     when = ""
     if isinstance(created, (int, float)) and 0 <= created < 1e11:  # up to the year 5138
         when = f"{datetime.fromtimestamp(created):%Y-%m-%d %H:%M:%S}"
     yield Holding("times and process ids", processes, 0, when, "when it was recorded")
     for what, name in _own_names().items():
         yield Holding(
-            f"the {what} {name}", _mentions(run, name), 0, "", "who recorded it, or where"
+            f"the {what} {name}", _mentions(index, name), 0, "", "who recorded it, or where"
         )
     for what in ("command line", "environment variables"):
         yield Holding(what, 0, 0, "", "never recorded")
-    files = _other_files(run)
+    files = _other_files(index)
     yield Holding(
         "further files in the folder", len(files), sum(file.stat().st_size for file in files),
         files[0].name if files else "", "what you or a launch wrote there; redact leaves them out",
@@ -222,11 +227,11 @@ def _nbytes(dtype: str, shape: str) -> int:
     return size
 
 
-def _numbers(run: Run, number: int) -> str:
+def _numbers(index: Index, number: int) -> str:
     """Return the first elements of a tensor, as an example."""
-    record = run.record(number)
+    record = index.record(number)
     try:
-        first = run.load(record).flatten()[:_IDS].tolist()
+        first = index.source.load(record).flatten()[:_IDS].tolist()
     except (CorruptDumpError, TensorLookupError):
         return _site(record)
     return f"{_site(record)}: {', '.join(map(str, first))} …"
@@ -246,15 +251,15 @@ def _own_names() -> dict[str, str]:
     return {what: name for what, name in names.items() if len(name) >= _SHORT and name != "root"}
 
 
-def _mentions(run: Run, name: str) -> int:
+def _mentions(index: Index, name: str) -> int:
     """Count how often a name stands in the texts of a run, as a word of its own."""
-    if run.path is None:
+    if index.path is None:
         return 0
     word = re.compile(rb"(?<![A-Za-z0-9_])" + re.escape(os.fsencode(name)) + rb"(?![A-Za-z0-9_])")
-    files = [file for file in run.path.rglob("*") if start_of(file.name) is None]
+    files = [file for file in index.path.rglob("*") if start_of(file.name) is None]
     files = [file for file in files if _is_regular(file)]
     count = 0
-    for file in files or [run.path]:
+    for file in files or [index.path]:
         with own_file.open_file(file) as stream:
             while chunk := stream.read(_CHUNK):
                 count += len(word.findall(chunk))
@@ -265,10 +270,10 @@ def _is_regular(file: Path) -> bool:
     return file.is_file() and not file.is_symlink()
 
 
-def _other_files(run: Run) -> list[Path]:
+def _other_files(index: Index) -> list[Path]:
     """Return the files in a run's folder that recording did not write."""
-    if run.path is None or not catalog.is_run(run.path):
+    if index.path is None or not catalog.is_run(index.path):
         return []
     ours = {fmt.MARKER, fmt.INDEX, f"{fmt.INDEX}-wal", f"{fmt.INDEX}-shm", UPLOAD, SIGNALS}
-    others = [f for f in run.path.rglob("*") if f.is_file() and f.name not in ours]
+    others = [f for f in index.path.rglob("*") if f.is_file() and f.name not in ours]
     return sorted(file for file in others if start_of(file.name) is None)

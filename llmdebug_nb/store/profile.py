@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 from llmdebug_nb.core.columns import LAUNCHES, TIMINGS
 from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.store import tiling as tilings
+from llmdebug_nb.store.queries import Index
 from llmdebug_nb.store.views import VIEWS
 
 if TYPE_CHECKING:
     import pandas
-
-    from llmdebug_nb.store.run import Run
 
 _PLACE = ("rank", "generation", "step")
 _HOST = (*_PLACE, *TIMINGS.names[2:])  # without `id` and `root_call`
@@ -30,15 +29,15 @@ _US = 1000.0
 _Site = tuple[Any, ...]
 
 
-def host(run: Run) -> pandas.DataFrame:
+def host(index: Index) -> pandas.DataFrame:
     """Return `Run.host`."""
-    frame = _frame(run, "all_timings", _HOST, "level != 'recording'")
+    frame = _frame(index, "all_timings", _HOST, "level != 'recording'")
     return _in_us(frame, ("start", "duration", "gap"))
 
 
-def kernels(run: Run) -> pandas.DataFrame:
+def kernels(index: Index) -> pandas.DataFrame:
     """Return `Run.kernels`."""
-    return _with_tensors(_in_us(_frame(run, "all_launches", _KERNELS, "1")))
+    return _with_tensors(_in_us(_frame(index, "all_launches", _KERNELS, "1")))
 
 
 def _with_tensors(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -60,23 +59,23 @@ def _tensors(text: str | None) -> list[tuple[str, tuple[int, ...]]]:
         return []
 
 
-def _frame(run: Run, view: str, columns: tuple[str, ...], where: str) -> pandas.DataFrame:
+def _frame(index: Index, view: str, columns: tuple[str, ...], where: str) -> pandas.DataFrame:
     import pandas
 
     sql = f"SELECT {','.join(columns)} FROM {view} WHERE {where}"
     kind = VIEWS[view].row(*columns)
-    rows = run.index.query(kind, f"{sql} ORDER BY rank, root_call, start, id")
+    rows = index.query(kind, f"{sql} ORDER BY rank, root_call, start, id")
     frame = pandas.DataFrame(rows, columns=list(columns))
     for name in _TEXTS.intersection(columns):
         frame[name] = frame[name].fillna("").astype(str)
-    return _with_ids(run, frame)
+    return _with_ids(index, frame)
 
 
-def _with_ids(run: Run, frame: pandas.DataFrame) -> pandas.DataFrame:
+def _with_ids(index: Index, frame: pandas.DataFrame) -> pandas.DataFrame:
     """Add the execution id of each call; backward calls and unrecorded operators have ""."""
     columns = (*_PLACE, "path", "call", "id")
     sql = f"SELECT {','.join(columns)} FROM call_rows"
-    rows = run.index.query(VIEWS["call_rows"].row(*columns), sql)
+    rows = index.query(VIEWS["call_rows"].row(*columns), sql)
     ids = {row[:-1]: row[-1] for row in rows}
     names = ("rank", "generation", "step", "path", "call", "phase")
     sites = zip(*(frame[name] for name in names), strict=True)
@@ -93,21 +92,21 @@ def _in_us(
     return frame
 
 
-def tiling(run: Run) -> pandas.DataFrame:
+def tiling(index: Index) -> pandas.DataFrame:
     """Return `Run.tiling`."""
     import pandas
 
-    kernels = run.index.query(tuple[str, str], "SELECT name, source FROM all_kernels")
-    noted = run.index.query(tuple[str, str], "SELECT name, configuration FROM all_tilings")
+    kernels = index.query(tuple[str, str], "SELECT name, source FROM all_kernels")
+    noted = index.query(tuple[str, str], "SELECT name, configuration FROM all_tilings")
     return pandas.DataFrame(tilings.rows(kernels, noted), columns=list(tilings.COLUMNS))
 
 
-def ops(run: Run) -> pandas.DataFrame:
+def ops(index: Index) -> pandas.DataFrame:
     """Return `Run.ops`."""
     import pandas
 
     site = ",".join(_SITE)
-    operators = run.index.query(
+    operators = index.query(
         VIEWS["operator_rows"].row(*_SITE, "level"), f"SELECT {site}, level FROM operator_rows"
     )
     levels = {row[:-1]: row[-1] for row in operators}
@@ -115,7 +114,7 @@ def ops(run: Run) -> pandas.DataFrame:
  WHERE role IN ('input', 'output') ORDER BY id"""
     calls: dict[_Site, dict[str, Any]] = {}
     kind = VIEWS["rows"].row(*_SITE, "op", "role", "dtype", "shape")
-    for *key, op, role, dtype, shape in run.index.query(kind, sql):
+    for *key, op, role, dtype, shape in index.query(kind, sql):
         call = tuple(key)
         if call not in calls:
             level = levels.get(call, "module")
@@ -125,9 +124,9 @@ def ops(run: Run) -> pandas.DataFrame:
         side = "in" if role == "input" else "out"
         calls[call][f"{side}_dtype"].append(dtype)
         calls[call][f"{side}_shape"].append(_sizes(shape))
-    _add_parameters(run, calls)
+    _add_parameters(index, calls)
     columns = [*_SITE, "level", "op", "parameters", *_SIDES]
-    return _with_ids(run, pandas.DataFrame(list(calls.values()), columns=columns))
+    return _with_ids(index, pandas.DataFrame(list(calls.values()), columns=columns))
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -137,11 +136,11 @@ def _sizes(text: str) -> tuple[int, ...]:
         return ()
 
 
-def _add_parameters(run: Run, calls: dict[_Site, dict[str, Any]]) -> None:
+def _add_parameters(index: Index, calls: dict[_Site, dict[str, Any]]) -> None:
     """Add arguments that are not tensors, and the plain attributes of modules."""
     arguments: dict[_Site, dict[str, str | None]] = {}
     attributes: dict[str, dict[str, str | None]] = {}
-    for row in run.index.scalars(role=("input", "attribute")):
+    for row in index.scalars(role=("input", "attribute")):
         if row.role == "attribute":
             attributes.setdefault(row.path, {})[row.slot] = row.value
         else:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import TensorLookupError
 from llmdebug_nb.core.function_text import Function
-from llmdebug_nb.core.opened_run import ScalarRow, StepCount
 from llmdebug_nb.core.records import CallKey, Frame, Kernel, Record
-from llmdebug_nb.core.row_filter import (
+from llmdebug_nb.store.row_filter import (
     OperatorColumns,
     RecordColumns,
     RowFilter,
@@ -58,6 +57,32 @@ _TOKEN_IDS = """SELECT generation, step, min(id) FROM rows WHERE role = 'input'
  GROUP BY generation, step"""
 
 
+class ScalarRow(NamedTuple):
+    """An argument, output or attribute that is not a tensor.
+
+    ``value``: its text. ``phase``: None in older dumps.
+    """
+
+    generation: int
+    step: int
+    path: str
+    call: int
+    role: str
+    slot: str
+    type: str
+    value: str | None
+    phase: str | None = None
+
+
+class StepCount(NamedTuple):
+    """Records of a step; ``bad``: those that hold NaN or infinity."""
+
+    generation: int
+    step: int
+    records: int
+    bad: int
+
+
 class _Stack(NamedTuple):
     frames: str | None
     inside: int | None
@@ -86,7 +111,7 @@ class Index:
 
     def __init__(self, name: str, path: Path | None, open_: Callable[[], Source]) -> None:
         """``name`` and ``path`` of the run are for messages."""
-        self._name, self._path, self._open = name, path, open_
+        self._name, self.path, self._open = name, path, open_
         self._source: Source | None = None
         self.lock = threading.RLock()
 
@@ -129,7 +154,7 @@ class Index:
         after, n = -(1 << 63) if after is None else after, 1 << 62 if n < 0 else n
         while most := min(n, constants.ROWS_AT_ONCE):
             rows = self.query(SELECTED_KINDS, sql, (*values, after, most))
-            yield from (record_of(row, self._path) for row in rows)
+            yield from (record_of(row, self.path) for row in rows)
             after, n = (rows[-1][0], n - most) if len(rows) == most else (0, 0)
 
     def record(self, number: int) -> Record:
@@ -284,7 +309,7 @@ class Index:
         if text is None and forward is not None and key.phase == "backward":
             forwards = key._replace(phase="forward", path=forward, call=number or 0)
             return self.frames(forwards, whole)
-        frames = () if text is None else _frames(text, self._path)
+        frames = () if text is None else _frames(text, self.path)
         if whole:
             return frames
         if not isinstance(inside, int):  # in dumps of graphs and older ones, the name must tell
@@ -306,7 +331,7 @@ class Index:
             return {(path, call): forward[of] for path, call, of in made if of in forward}
         texts = dict(self.query(tuple[int, str], "SELECT idx, frames FROM all_sources"))
         stacks = {
-            number: _frames(texts[number], self._path)
+            number: _frames(texts[number], self.path)
             for number in {call.source for call in calls if call.source is not None} & texts.keys()
         }
         return {
@@ -326,8 +351,8 @@ class Index:
                 read: line
                 for frames, code in rows
                 for text, line in zip(
-                    texts_of(frames, self._path, "a call stack"),
-                    texts_of(code, self._path, "the code of a call stack"),
+                    texts_of(frames, self.path, "a call stack"),
+                    texts_of(code, self.path, "the code of a call stack"),
                     strict=False,
                 )
                 if (read := Frame.read(text)) is not None

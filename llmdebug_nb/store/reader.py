@@ -24,7 +24,7 @@ from llmdebug_nb.store.layouts import Contents, Layout
 from llmdebug_nb.store.process import OF_PROCESS, Process, processes
 from llmdebug_nb.store.rows import row_of
 from llmdebug_nb.store.run import Run
-from llmdebug_nb.store.source import Source
+from llmdebug_nb.store.source import About, Source
 from llmdebug_nb.store.views import (
     OPERATOR_COLUMNS,
     STRIDE,
@@ -156,16 +156,19 @@ def _open_native(path: Path, marker: dict[str, Any], step: Step | None = None) -
     meta = marker | {k: v for k, v in found[0].meta.items() if k not in OF_PROCESS}
     if missing:
         meta["ended_by"] = f"{fmt.PAYLOAD} is cut short, {missing:,} tensors have lost their values"
-    return Source(
-        db,
-        load,
-        layout=fmt.FORMAT,
+    about = About(
+        fmt.FORMAT,
         nbytes=sum(process.nbytes for process in found),
         complete=all(process.complete for process in found),
         processes=[
             {"rank": p.rank, "folder": p.folder.name, "later": p.later, **p.meta} for p in found
         ],
         meta=meta,
+    )
+    return Source(
+        db,
+        load,
+        about,
         outdated=lambda: any(process.outdated() for process in found),
     )
 
@@ -269,16 +272,10 @@ def _indexed(name: str, contents: Contents, layout: str, nbytes: int | Callable[
     insert_rows(db, "all_sources", sources)
     Figures(db, name, contents)
     ranks = sorted({record.site.rank for record in contents.records}) or [0]
-    return Source(
-        db,
-        lambda record: contents.load(by_id[record.id]),
-        layout=layout,
-        nbytes=nbytes,
-        complete=bool(contents.meta.get("complete", True)),
-        meta=contents.meta,
-        processes=[{"rank": rank} for rank in ranks],
-        listed=LISTED,
-    )
+    complete = bool(contents.meta.get("complete", True))
+    processes: list[dict[str, Any]] = [{"rank": rank} for rank in ranks]
+    about = About(layout, nbytes, complete, processes, contents.meta)
+    return Source(db, lambda record: contents.load(by_id[record.id]), about, listed=LISTED)
 
 
 def _execution_ids(contents: Contents) -> _Rows:

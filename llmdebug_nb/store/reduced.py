@@ -14,9 +14,9 @@ from typing import TypeAlias
 import torch
 
 from llmdebug_nb.core.placement import ACCUMULATED, SHARED, unshared
-from llmdebug_nb.core.rank_checks import Collective
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.store.collectives import has_values
+from llmdebug_nb.store.rank_checks import Collective
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.world import Group
 

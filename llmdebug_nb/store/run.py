@@ -13,7 +13,6 @@ from llmdebug_nb.core.paths import bounded, is_operator
 from llmdebug_nb.core.places import shown
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.records import Kernel, Node, Record, RootCall, Site, StepRows
-from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.store import compiled, frames, profile, token_rows
 from llmdebug_nb.store.format import FORMAT
 from llmdebug_nb.store.payload import elsewhere
@@ -21,13 +20,14 @@ from llmdebug_nb.store.privacy import Privacy, privacy
 from llmdebug_nb.store.queries import Index
 from llmdebug_nb.store.rows import texts_of
 from llmdebug_nb.store.source import Source
+from llmdebug_nb.store.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas
     import torch
     from typing_extensions import Unpack
 
-    from llmdebug_nb.core.row_filter import OperatorColumns, RecordColumns
+    from llmdebug_nb.store.row_filter import OperatorColumns, RecordColumns
 
 # the parts of a site, in the order in which a failed lookup checks them
 _LOOKUP = ("path", "role", "generation", "step", "call", "phase", "slot", "rank")
@@ -129,7 +129,7 @@ class Run(Tabular):
 
         ``print`` it, or look at ``holdings``. Raises CorruptDumpError.
         """
-        return privacy(self)
+        return privacy(self.index, self.label)
 
     def __len__(self) -> int:
         return self.index.count()
@@ -179,7 +179,7 @@ class Run(Tabular):
         ``kept``: which part of the tensor, or which figures, the values are; missing if they are
         the whole tensor.
         """
-        return frames.records(self)
+        return frames.records(self.index)
 
     def scalars(self, path: str | None = None) -> pandas.DataFrame:
         """Return one row for each argument and output that is a number, a flag or a text.
@@ -187,7 +187,7 @@ class Run(Tabular):
         Role ``attribute``: plain attributes of a module (eps, training); ``weight``: fingerprints
         of its parameters.
         """
-        return frames.scalars(self, path)
+        return frames.scalars(self.index, path)
 
     def operators(self) -> pandas.DataFrame:
         """Return one row for each operator call, in execution order.
@@ -198,7 +198,7 @@ class Run(Tabular):
         module or operator that it is part of. ``forward_path``, ``forward_call``: in the backward
         phase, the forward call whose gradient it computes.
         """
-        return frames.operators(self)
+        return frames.operators(self.index)
 
     def ops(self) -> pandas.DataFrame:
         """Return one row for each recorded call, in execution order.
@@ -207,7 +207,7 @@ class Run(Tabular):
         ``parameters``: arguments that are not tensors, and attributes of modules, as texts by
         name. ``id``: its execution id, see `ids`.
         """
-        return profile.ops(self)
+        return profile.ops(self.index)
 
     def kernels(self) -> pandas.DataFrame:
         """Return one row for each kernel that ran, in order of its start.
@@ -218,7 +218,7 @@ class Run(Tabular):
         ``duration``: microseconds of the program's clock, from the beginning of the step; the
         clock stands still while the recording works.
         """
-        return profile.kernels(self)
+        return profile.kernels(self.index)
 
     def host(self) -> pandas.DataFrame:
         """Return how long modules and operators kept the host, in order of their start.
@@ -227,14 +227,14 @@ class Run(Tabular):
         (the outermost operators). ``start``, ``duration``: as in `kernels`. ``gap``: microseconds
         from the end of the operator before it, in this step and thread; missing for modules.
         """
-        return profile.host(self)
+        return profile.host(self.index)
 
     def tiling(self) -> pandas.DataFrame:
         """Return the launch configuration of each fused kernel; empty unless code was compiled.
 
         It has loops, vector width and threads of C++, and grid, block and registers of Triton.
         """
-        return profile.tiling(self)
+        return profile.tiling(self.index)
 
     def rows(self) -> pandas.DataFrame:
         """Return the token of each row of an engine's flat tensors ``[tokens, ...]``, by step.
@@ -244,15 +244,15 @@ class Run(Tabular):
         ``attempt``: how often the request had been preempted; its positions are computed anew then.
         ``sampled``: whether the engine chose the token, or it is of the prompt; missing if unknown.
         """
-        return token_rows.table(self)
+        return token_rows.table(self.index)
 
     def requests(self) -> list[StepRows]:
         """Return which rows of each step of an engine are of which request; none of other runs."""
-        return token_rows.by_step(self)
+        return token_rows.by_step(self.index)
 
     def kernel(self, site: Site) -> Kernel | None:
         """Return the fused kernel that computed a tensor, or None."""
-        return compiled.kernel(self, site)
+        return compiled.kernel(self.index, site)
 
     # -- operators ----------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.core.columns import NODES, ROOT_CALLS
@@ -20,10 +21,23 @@ if TYPE_CHECKING:
 _PARENT = NODES.names[1:].index("parent")
 
 
-class Source:
-    """An opened index with the view ``rows``. Made by `store/reader.py`.
+@dataclass(frozen=True)
+class About:
+    """What is known of a dump as a whole.
 
-    ``processes``: what each process says of itself, at least its ``rank``. ``outdated()``: the
+    ``nbytes``: its size; the files of a foreign one are asked for theirs when it is. ``processes``:
+    what each process says of itself, at least its ``rank``.
+    """
+
+    layout: str
+    nbytes: int | Callable[[], int]
+    complete: bool
+    processes: list[dict[str, Any]]
+    meta: dict[str, Any]
+
+
+class Source:
+    """An opened index with the view ``rows``. Made by `store/reader.py`. ``outdated()``: the
     dump has grown since. ``kinds``: role, slot, op and dtype of all rows, once they were read;
     ``code``: the line of code of each frame, likewise; ``answers``: the rows of queries that look
     through the whole index, likewise. ``listed``: the table of ``rows`` as far as
@@ -34,19 +48,15 @@ class Source:
         self,
         db: Connection,
         load: Callable[[Record], torch.Tensor],
+        about: About,
         *,
-        layout: str,
-        nbytes: int | Callable[[], int],
-        complete: bool,
-        processes: list[dict[str, Any]],
-        meta: dict[str, Any],
         outdated: Callable[[], bool] = lambda: False,
         listed: str = "rows",
     ) -> None:
         self.db, self.load, self.outdated = db, load, outdated
-        self.layout, self.complete, self.listed = layout, complete, listed
-        self._nbytes = nbytes
-        self.processes, self.meta = processes, meta
+        self.layout, self.complete, self.listed = about.layout, about.complete, listed
+        self._nbytes = about.nbytes
+        self.processes, self.meta = about.processes, about.meta
         self.kinds: list[tuple[str, str, str, str]] | None = None
         self.code: dict[Frame, str] | None = None
         self.answers: dict[str, list[Any]] = {}
@@ -55,7 +65,7 @@ class Source:
 
     @property
     def nbytes(self) -> int:
-        """The size of the dump; the files of a foreign one are asked for theirs when it is."""
+        """The size of the dump in bytes."""
         if not isinstance(self._nbytes, int):
             self._nbytes = self._nbytes()
         return self._nbytes

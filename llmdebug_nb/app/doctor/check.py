@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from llmdebug_nb.app.differences import write_csv
 from llmdebug_nb.core.errors import OptionError
 from llmdebug_nb.core.setups import DoctorResult, Symptom, Verdict
-from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.show import doctor as shown
+from llmdebug_nb.store.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from llmdebug_nb.capture.runtimes import RUNTIMES
 from llmdebug_nb.core.options import runs_folder
 from llmdebug_nb.core.setups import Part
 from llmdebug_nb.show.words import size_text
@@ -17,8 +18,7 @@ from llmdebug_nb.show.words import size_text
 _LITTLE = 2 << 30  # bytes: what `launch` wants to be free
 _EXTRAS = {
     "transformers": "generate is followed token by token; tokenizers on the command line",
-    "onnxruntime": "sessions of ONNX Runtime are recorded",
-    "openvino": "compiled models of OpenVINO are recorded",
+    **{each.package: f"models of {each.name} are recorded" for each in RUNTIMES if each.extra},
     "onnx": "topologies are written as ONNX",
     "matplotlib": "pictures",
     "safetensors": "checkpoints and files of safetensors are read",

@@ -14,6 +14,7 @@ import torch
 from llmdebug_nb.app.doctor.gguf_setup import is_gguf, of_gguf
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.capture import setup as capture
+from llmdebug_nb.capture.versions import versions
 from llmdebug_nb.core.errors import LLMDebugError, OptionError, UnknownRunError
 from llmdebug_nb.core.kernels.fingerprint import fingerprint
 from llmdebug_nb.core.kernels.raw import dtype_name, to_bytes, unreadable
@@ -148,7 +149,7 @@ def _module_ties(run: Run) -> Iterator[set[str]]:
 
 def of_model(model: torch.nn.Module) -> Setup:
     """Return the set-up of a live model and of this process."""
-    facts = {**capture.here(), **capture.of_models([model]), "versions": capture.versions()}
+    facts = {**capture.here(), **capture.of_models([model]), "versions": versions()}
     facts["modules"] = {
         f"class of {name}": type(part).__name__ for name, part in model.named_modules() if name
     }

@@ -5,24 +5,19 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.app.launching.handover import CHECK, Handover
 
 if TYPE_CHECKING:
-    from onnxruntime import InferenceSession, RunOptions
-    from openvino import InferRequest
     from torch import nn
 
     from llmdebug_nb.app.launching.shared import SharedRecording
     from llmdebug_nb.app.launching.shared_check import SharedCheck
     from llmdebug_nb.app.live_models import Model
-    from llmdebug_nb.capture.compat.llamacpp_api import Llama
-    from llmdebug_nb.capture.compat.onnxruntime_api import Feed
     from llmdebug_nb.core.determinism import Switched
 
-T = TypeVar("T")
 _starter: RecordingStarter | None = None
 
 
@@ -42,8 +37,7 @@ def begin(package: str) -> None:
 class RecordingStarter:
     """Starts the recording, or the check, at the first outermost call of a model.
 
-    That is a module, a `generate`, a session of ONNX Runtime, a compiled model of OpenVINO
-    or a ``Llama`` of llama.cpp.
+    That is a module, a `generate`, or a model of a runtime.
 
     A process that runs no model, such as a launcher or a data loader, writes nothing.
     """
@@ -87,12 +81,11 @@ class RecordingStarter:
         else:
             import torch  # noqa: F401  recording needs it; its own `begin` comes before ours is half there
 
-            from llmdebug_nb.capture.compat import llamacpp_api, onnxruntime_api, openvino_api
+            from llmdebug_nb.capture.runtimes import RUNTIMES
 
-            apis = llamacpp_api, onnxruntime_api, openvino_api
-            listeners: Any = {api.PACKAGE: api.listeners for api in apis}[package]
-            listeners.add(self)
-            self._undo.append(functools.partial(listeners.remove, self))
+            source = next(each.source for each in RUNTIMES if each.package == package)
+            if source is not None:
+                self._undo.append(source().listeners.wait(self._before_run))
 
     def after_fork(self) -> None:
         """In a forked child: drop the parent's recording and wait anew."""
@@ -157,64 +150,14 @@ class RecordingStarter:
         root: nn.Module | None = tracker.follow(model)
         return root
 
-    # -- a listener of ONNX Runtime --------------------------------------------------------------
+    # -- models of runtimes ----------------------------------------------------------------------
 
-    def ran(
-        self,
-        session: InferenceSession,
-        names: Sequence[str] | None,
-        feed: Feed,
-        options: RunOptions | None,
-        own: Callable[[], list[object]],
-    ) -> list[object]:
-        """Start recording at a run of a session. ``own()`` runs it unrecorded."""
-        recording = self._recording_of(session)
-        if recording is None:
-            return own()
-        listener = recording.listener("onnxruntime")
-        outputs: list[object] = listener.ran(session, names, feed, options, own)
-        return outputs
-
-    def ran_unseen(
-        self, session: InferenceSession, feed: Feed | None, own: Callable[[], object]
-    ) -> object:
-        """Start recording at a run of a session whose values can't be seen."""
-        recording = self._recording_of(session)
-        if recording is None:
-            return own()
-        unseen: object = recording.listener("onnxruntime").ran_unseen(session, feed, own)
-        return unseen
-
-    def _recording_of(self, session: Model) -> SharedRecording | None:
-        """Return the recording, started if necessary; None if the session is not recorded."""
+    def _before_run(self, model: Model) -> None:
+        """Start recording before a runtime runs a model. The recording listens to that run, too."""
         # graph is for code that `torch.compile` compiled
-        if _in_data_loader() or self._options.get("graph") or self._check is not None:
-            return None
-        if self._recording is None:
-            self._start(session)
-        recording: Any = self._running()  # a check has returned above
-        return recording  # type: ignore[no-any-return]
-
-    # -- a listener of OpenVINO ------------------------------------------------------------------
-
-    def infers(self, request: InferRequest, own: Callable[[], T]) -> T:
-        """Start recording at a run of a compiled model."""
-        recording = self._recording_of(request)
-        if recording is None:
-            return own()
-        result: T = recording.listener("openvino").infers(request, own)
-        return result
-
-    def resets(self, request: InferRequest) -> None:
-        """Do nothing: a recording that has started listens itself."""
-
-    # -- a listener of llama.cpp -----------------------------------------------------------------
-
-    def computes(self, llama: Llama) -> None:
-        """Start recording as a ``Llama`` first computes; the recording then listens itself."""
-        recording = self._recording_of(llama)
-        if recording is not None:
-            recording.listener("llama_cpp").computes(llama)
+        unwanted = self._options.get("graph") or self._check is not None or _in_data_loader()
+        if self._recording is None and not unwanted:
+            self._start(model)
 
     def _running(self) -> SharedRecording | SharedCheck | None:
         recording = self._recording

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from llmdebug_nb.app.launching.environment import HOOK, is_python
+from llmdebug_nb.capture.runtimes import RUNTIMES
 
 _PROC = Path("/proc")
 # libraries in the memory of processes that run models
 _LIBRARIES = (
-    "/libtorch_cpu.", "/libtorch_python.", "onnxruntime_pybind11_state", "/libopenvino.",
-    "/libllama.",
+    "/libtorch_cpu.", "/libtorch_python.", *(name for each in RUNTIMES for name in each.libraries),
 )  # fmt: skip
 _OFF = {"I": "-I (isolated mode)", "E": "-E (which ignores PYTHONPATH)", "S": "-S (without site)"}
 _VALUED = "cmWX"  # python's options that take the rest of the word, or the next one
@@ -36,7 +36,7 @@ def below(pid: int) -> Iterator[int]:
 
 
 class Unreached:
-    """Finds Pythons that run torch, ONNX Runtime, OpenVINO or llama.cpp without our hook.
+    """Finds Pythons that run torch or another runtime without our hook.
 
     ``messages``: one for each, with the reason.
     """

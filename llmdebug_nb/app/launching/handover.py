@@ -3,9 +3,9 @@
 Every Python of the program imports this module, so it uses only the standard library.
 
     options.json   what to record, and where
+    packages       one a line: those that a process waits for, `PACKAGES`
     run            path of the run, once a process has started it
-    reached/PID    the first package (torch, onnxruntime, openvino or
-                   llama_cpp) that a process imported
+    reached/PID    the first of these packages that a process imported
     errcheck/PID   the result of an error check in a process
     ended          JSON lines: what each recording that has ended wrote
     messages       JSON lines: messages of the processes for the user
@@ -20,7 +20,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +86,13 @@ class Handover:
 
     # -- from the launcher to the program --------------------------------------------------------
 
-    def write_options(self, options: Mapping[str, object]) -> None:
-        """Write the options of the recording, and prepare the folder."""
+    def write_options(self, options: Mapping[str, object], packages: Iterable[str]) -> None:
+        """Write the options of the recording, and prepare the folder.
+
+        ``packages``: a process that imports one may run models.
+        """
         (self.folder / "reached").mkdir()
+        (self.folder / "packages").write_text("\n".join(packages), encoding="utf-8")
         (self.folder / "options.json").write_text(json.dumps(options), encoding="utf-8")
 
     def options(self) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from llmdebug_nb.app.launching.children import Unreached, why_unreached
 from llmdebug_nb.app.launching.environment import PthFile, environment
 from llmdebug_nb.app.launching.handover import Handover
 from llmdebug_nb.app.option_flags import LEVELS
+from llmdebug_nb.app.option_signatures import shows_options
+from llmdebug_nb.capture.runtimes import PACKAGES, either
 from llmdebug_nb.core.errors import DumpWriteError, OptionError, StoreError, UnknownRunError
-from llmdebug_nb.core.option_signatures import shows_options
 from llmdebug_nb.core.options import DumpOptions, runs_folder
 from llmdebug_nb.store.part import Part
 
@@ -118,7 +119,7 @@ def hooked(
 ) -> Iterator[tuple[Handover, dict[str, str]]]:
     """Prepare a command: give the handover, with these options, and the command's environment."""
     with Handover.made() as handover:
-        handover.write_options(options)
+        handover.write_options(options, PACKAGES)
         pth_file = PthFile(words) if pth else None
         try:
             yield handover, environment(handover, os.environ, seed)
@@ -287,7 +288,7 @@ def _messages(
     """Yield messages with their levels: the recording, its end, and the processes it missed."""
     reached, messages = handover.processes(), handover.messages()
     pids = ", ".join(map(str, reached)) or "none"
-    yield "debug", f"processes that imported torch, onnxruntime, openvino or llama_cpp: {pids}"
+    yield "debug", f"processes that imported {either(PACKAGES)}: {pids}"
     if path is not None and parts:
         yield "info", _recorded(path, parts)
     for part in parts:
@@ -326,7 +327,7 @@ def _recorded(path: Path, parts: Sequence[Part]) -> str:
 def why_nothing(reached: dict[int, str]) -> str:
     """Return why no model was seen. ``reached``: the package that each process imported."""
     if not reached:
-        return "no Python that could be reached imported torch, onnxruntime, openvino or llama_cpp"
+        return f"no Python that could be reached imported {either(PACKAGES)}"
     packages = " and ".join(sorted(set(reached.values())))
     processes = "a process" if len(reached) == 1 else f"{len(reached)} processes"
     return f"{processes} imported {packages}, and no model ran"

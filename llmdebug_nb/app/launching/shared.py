@@ -37,11 +37,6 @@ class SharedRecording(Recording):
         session: Any = self._running()
         return session.generations
 
-    def listener(self, package: str) -> Any:
-        """Return what follows the models of a runtime: ``onnxruntime``."""
-        session: Any = self._running()
-        return session.runtimes.sources[package]
-
     def at_exit(self) -> None:
         """End the recording with the process; send errors to the launcher."""
         if not self.running:

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llmdebug_nb.app.lockstep_outcome import AT_FIRST, NOT_HERE, TIMEOUT, WINDOW
 from llmdebug_nb.app.option_flags import declare_options, given_options
 from llmdebug_nb.app.upstream import compare_arguments
 from llmdebug_nb.core.errors import OptionError, first_line
-from llmdebug_nb.core.lockstep import AT_FIRST, NOT_HERE, TIMEOUT, WINDOW
 from llmdebug_nb.core.options import EVERY_TOKEN
 
 SECRET = "LLMDEBUG_SECRET"  # the variable of the environment that may hold it

@@ -12,11 +12,13 @@ from llmdebug_nb.app.compare import Comparison, FileOr, Metrics, RunLike, calibr
 from llmdebug_nb.app.live_models import module_finder
 from llmdebug_nb.app.lockstep import frames
 from llmdebug_nb.app.lockstep.events import Program
-from llmdebug_nb.app.lockstep.meeting import Meeting, Rules, Wanted
+from llmdebug_nb.app.lockstep.pairing_live import Meeting, Rules, Wanted
 from llmdebug_nb.app.lockstep.program import Inputs, LocalProgram
 from llmdebug_nb.app.lockstep.remote import RemoteProgram
 from llmdebug_nb.app.lockstep.side import Side
 from llmdebug_nb.app.lockstep.window import Window
+from llmdebug_nb.app.lockstep_outcome import AT_FIRST, NOT_HERE, TIMEOUT, WINDOW, Lockstep
+from llmdebug_nb.app.option_signatures import shows_options
 from llmdebug_nb.app.proof import Again, proven
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.sides import sides
@@ -24,18 +26,16 @@ from llmdebug_nb.capture import generation
 from llmdebug_nb.comparison import engine
 from llmdebug_nb.comparison.calibration import Calibration
 from llmdebug_nb.comparison.custom import Custom
+from llmdebug_nb.comparison.differences import EXPECTED
 from llmdebug_nb.comparison.jobs import Job, Outcome, knowing
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.threads import one_by_one
 from llmdebug_nb.core import collector, constants, interrupts
 from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.errors import CaptureError, OptionError
-from llmdebug_nb.core.findings import EXPECTED
-from llmdebug_nb.core.lockstep import AT_FIRST, NOT_HERE, TIMEOUT, WINDOW, Lockstep
 from llmdebug_nb.core.option_parsing import parse_bytes
-from llmdebug_nb.core.option_signatures import shows_options
 from llmdebug_nb.core.options import EVERY_TOKEN, DumpKeywords, DumpOptions
-from llmdebug_nb.explain.runs import Runs
+from llmdebug_nb.replay.runs import Runs
 from llmdebug_nb.show.words import count_text, size_text
 
 if TYPE_CHECKING:

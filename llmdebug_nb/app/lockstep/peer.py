@@ -13,8 +13,8 @@ from llmdebug_nb.app.lockstep.events import End, Event, Play
 from llmdebug_nb.app.lockstep.frames import Link
 from llmdebug_nb.app.lockstep.program import Inputs, LocalProgram, Running
 from llmdebug_nb.app.lockstep.remote import Forwarding, tensors_of
+from llmdebug_nb.app.lockstep_outcome import TIMEOUT
 from llmdebug_nb.core.errors import LLMDebugError, OptionError, PeerError
-from llmdebug_nb.core.lockstep import TIMEOUT
 from llmdebug_nb.core.options import DumpOptions
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 
 from llmdebug_nb.app.lockstep.events import End, Event, Play, Puts, Rows, values_in
 from llmdebug_nb.app.lockstep.grafting import Grafting
-from llmdebug_nb.app.lockstep.tap import Tap
+from llmdebug_nb.app.lockstep.lockstep_sink import Tap
 from llmdebug_nb.app.perturbing.program import arguments, without_gradients
 from llmdebug_nb.app.stepping.thread import under_same_settings
 from llmdebug_nb.capture import setup
@@ -21,7 +21,7 @@ from llmdebug_nb.core.determinism import random_state
 from llmdebug_nb.core.errors import CaptureError, LLMDebugError, OptionError, first_line
 from llmdebug_nb.core.interrupts import Unbroken, let_through
 from llmdebug_nb.core.options import DumpOptions
-from llmdebug_nb.explain.swap import restored, without_new_hooks
+from llmdebug_nb.replay.swap import restored, without_new_hooks
 
 if TYPE_CHECKING:
     from llmdebug_nb.capture.calls import OpenCall

@@ -24,7 +24,7 @@ from llmdebug_nb.app.lockstep.events import (
 )
 from llmdebug_nb.app.lockstep.window import Held, Place, Window
 from llmdebug_nb.app.scratch import Scratch
-from llmdebug_nb.capture import setup
+from llmdebug_nb.capture.versions import versions
 from llmdebug_nb.core.columns import AT, Row
 from llmdebug_nb.core.errors import CaptureError, TensorLookupError
 from llmdebug_nb.core.kernels.raw import from_bytes
@@ -93,7 +93,7 @@ class Side:
         self._position = -1  # the last record whose values this run of the program made
         self._open: dict[tuple[int, str, int], list[Row]] = defaultdict(list)
         self._scratch = Scratch("lockstep")
-        details = {"options": options.as_json(), "environment": setup.versions()}
+        details = {"options": options.as_json(), "environment": versions()}
         try:
             self.folder: Path = create_run(self._scratch.path, name, details)
             self._rows = _Rows(self.folder)

@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from llmdebug_nb.comparison.token_checks import RULES
 from llmdebug_nb.core.errors import MissingPackageError, OptionError
-from llmdebug_nb.core.token_checks import RULES
 from llmdebug_nb.show.tokens import Tokenizer
 
 if TYPE_CHECKING:

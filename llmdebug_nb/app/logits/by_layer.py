@@ -23,21 +23,21 @@ from llmdebug_nb.app.rerun import FindModule, Step
 from llmdebug_nb.app.sides import sides
 from llmdebug_nb.capture.substitution import Place, Put, Substitution
 from llmdebug_nb.comparison import token_rows
+from llmdebug_nb.comparison.differences import Difference
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.comparison.token_rows import Judge
 from llmdebug_nb.core.bars import progress_bar
 from llmdebug_nb.core.errors import CompareError, LLMDebugError, OptionError
-from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.layers import parts
 from llmdebug_nb.core.paths import is_operator, within
 from llmdebug_nb.core.printable import printable_lines
-from llmdebug_nb.core.reasons import REJOINED
 from llmdebug_nb.core.records import Site
-from llmdebug_nb.core.tabular import Tabular
-from llmdebug_nb.explain.operators import CannotReplay
-from llmdebug_nb.explain.placing import in_place
+from llmdebug_nb.replay.in_place import in_place
+from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.show.tables import aligned
 from llmdebug_nb.show.words import count_text
 from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas
@@ -295,7 +295,7 @@ def _paired(rows: Sequence[Difference]) -> _Rows:
         assert record is not None
         site = record.site
         is_output = (site.role, site.phase) == ("output", "forward")
-        if is_output and d.reason != REJOINED and not is_operator(site.path):
+        if is_output and d.rule is not Rule.REJOINED and not is_operator(site.path):
             found[site.generation, site.step][site.path].append(d)
     return found
 

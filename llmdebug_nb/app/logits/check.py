@@ -14,14 +14,14 @@ from llmdebug_nb.app.logits.sources import Source, of_run
 from llmdebug_nb.app.logits.texts import Texts, of_engine
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.comparison.epsilons import told
+from llmdebug_nb.comparison.token_checks import LogitsResult, TokenCheck, Verdict
 from llmdebug_nb.comparison.token_rows import Judge
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import OptionError
-from llmdebug_nb.core.tabular import Tabular
-from llmdebug_nb.core.token_checks import LogitsResult, TokenCheck, Verdict
 from llmdebug_nb.show import logits as shown
 from llmdebug_nb.show.tokens import Tokenizer, checked
 from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas

@@ -14,8 +14,8 @@ from llmdebug_nb.capture import generation
 from llmdebug_nb.core.bars import progress_bar
 from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.core.interrupts import Unbroken
-from llmdebug_nb.explain.execution import quiet
-from llmdebug_nb.explain.swap import restored
+from llmdebug_nb.replay.execution import quiet
+from llmdebug_nb.replay.swap import restored
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,10 +11,10 @@ from llmdebug_nb.app.logits.contexts import SEQUENCES, Contexts
 from llmdebug_nb.app.logits.sources import Key, Source, Step
 from llmdebug_nb.app.logits.texts import Texts
 from llmdebug_nb.comparison import token_rows
+from llmdebug_nb.comparison.token_checks import INTERRUPTED, LogitsResult, Side, TokenCheck
 from llmdebug_nb.comparison.token_rows import Judge
 from llmdebug_nb.core.bars import progress_bar
 from llmdebug_nb.core.errors import LLMDebugError
-from llmdebug_nb.core.token_checks import INTERRUPTED, LogitsResult, Side, TokenCheck
 
 ONLY_GOLDEN, ONLY_MINE = "only golden has the step", "only mine has the step"
 ROWS = "the numbers of rows differ: only the last ones were compared"

@@ -12,10 +12,10 @@ import torch
 from llmdebug_nb.app import rerun
 from llmdebug_nb.app.compare import compare
 from llmdebug_nb.app.report import Report
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.errors import CompareError, OptionError
-from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.printable import bracketed, printable_lines
-from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.show.words import count_text
 
 if TYPE_CHECKING:

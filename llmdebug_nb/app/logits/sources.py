@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from llmdebug_nb.align.program_results import Results
 from llmdebug_nb.comparison.epsilons import told
 from llmdebug_nb.comparison.modules import Modules
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.errors import CompareError, LLMDebugError, TensorLookupError, nearest
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.core.results import Results
 from llmdebug_nb.store.run import Run
 
 Key = tuple[int, int]  # generation and step

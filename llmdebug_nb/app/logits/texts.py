@@ -16,10 +16,10 @@ import torch
 from llmdebug_nb.app.logits.sources import Key, Source, Step, chosen, coarse, problem
 from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.core.sequences import Place, Shared, TokenSequence, shared
 from llmdebug_nb.store import by_token
 from llmdebug_nb.store.by_token import rows_of
 from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.sequences import Place, Shared, TokenSequence, shared
 
 ONLY = "of {}'s requests: the other run has no logits after the same tokens"
 

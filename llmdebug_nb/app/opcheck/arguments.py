@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from llmdebug_nb.core.opchecks import METRICS, MODES, REFERENCES
 from llmdebug_nb.core.options import CLUSTER_HELP
+from llmdebug_nb.replay.checks import METRICS, MODES, REFERENCES
 
 _OPTIONS = (
     "output",

@@ -24,13 +24,13 @@ from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.core.bars import progress_bar
 from llmdebug_nb.core.errors import DumpWriteError, OptionError, TensorLookupError, nearest
 from llmdebug_nb.core.ggml import PREFIX
-from llmdebug_nb.core.opchecks import METRICS, MODES, REFERENCES, CallCheck, OpCheckResult
 from llmdebug_nb.core.options import runs_folder
-from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.core.urls import on_this_machine
+from llmdebug_nb.replay.checks import METRICS, MODES, REFERENCES, CallCheck, OpCheckResult
 from llmdebug_nb.show import opcheck as shown
 from llmdebug_nb.show.spreadsheet import workbook
 from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas

@@ -12,19 +12,19 @@ from llmdebug_nb.app.opcheck.weights import FileWeights
 from llmdebug_nb.core.determinism import threads
 from llmdebug_nb.core.dtypes import DTYPES, epsilon
 from llmdebug_nb.core.ggml import PREFIX
-from llmdebug_nb.core.opchecks import DTYPE, MODES, WRONG, CallCheck
 from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import EXPORTED, ONNX, CallKey
-from llmdebug_nb.explain import execution, worker
-from llmdebug_nb.explain.operators import CannotReplay
-from llmdebug_nb.explain.reference.atb_calls import SUFFIX, AtbCall
-from llmdebug_nb.explain.reference.computed import Computed, Rounded, Where
-from llmdebug_nb.explain.reference.ggml_calls import GgmlCall, RecordedWeights, Weights
-from llmdebug_nb.explain.reference.kernel_calls import KernelCall, KernelFacts
-from llmdebug_nb.explain.reference.module_calls import ModuleCall
-from llmdebug_nb.explain.reference.onnx_calls import OnnxCall, OnnxFacts
-from llmdebug_nb.explain.reference.operator_calls import GradientCall, OperatorCall
-from llmdebug_nb.explain.runs import Side
+from llmdebug_nb.reference.atb_calls import SUFFIX, AtbCall
+from llmdebug_nb.reference.computed import Computed, Rounded, Where
+from llmdebug_nb.reference.ggml_calls import GgmlCall, RecordedWeights, Weights
+from llmdebug_nb.reference.kernel_calls import KernelCall, KernelFacts
+from llmdebug_nb.reference.module_calls import ModuleCall
+from llmdebug_nb.reference.onnx_calls import OnnxCall, OnnxFacts
+from llmdebug_nb.reference.operator_calls import GradientCall, OperatorCall
+from llmdebug_nb.replay import execution, worker
+from llmdebug_nb.replay.checks import DTYPE, MODES, WRONG, CallCheck
+from llmdebug_nb.replay.operators import CannotReplay
+from llmdebug_nb.replay.runs import Side
 from llmdebug_nb.store.run import Run
 
 

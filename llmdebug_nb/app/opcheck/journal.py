@@ -17,7 +17,7 @@ from types import TracebackType
 from llmdebug_nb.app.opcheck.checking import How
 from llmdebug_nb.app.opcheck.choosing import Call
 from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError
-from llmdebug_nb.core.opchecks import CallCheck
+from llmdebug_nb.replay.checks import CallCheck
 from llmdebug_nb.store import own_file
 from llmdebug_nb.store.run import Run
 

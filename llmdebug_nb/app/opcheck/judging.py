@@ -13,17 +13,11 @@ from llmdebug_nb.comparison import metrics, operator_error, standards
 from llmdebug_nb.comparison.operator_error import WORDS, Bound, Figures
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPE_NAMES, epsilon
-from llmdebug_nb.core.opchecks import (
-    DTYPE,
-    GAP,
-    OPERATOR_IS_WRONG,
-    RECORD_IS_WRONG,
-    OutputCheck,
-)
 from llmdebug_nb.core.torch_internals import has_own_kernel
-from llmdebug_nb.explain.operators import CannotReplay, bare_name
-from llmdebug_nb.explain.reference.atb_calls import SUFFIX
-from llmdebug_nb.explain.reference.computed import Computed, Tensors
+from llmdebug_nb.reference.atb_calls import SUFFIX
+from llmdebug_nb.reference.computed import Computed, Tensors
+from llmdebug_nb.replay.checks import DTYPE, GAP, OPERATOR_IS_WRONG, RECORD_IS_WRONG, OutputCheck
+from llmdebug_nb.replay.operators import CannotReplay, bare_name
 
 # they, or their gradients, add to a tensor again and again, and each sum is rounded to its dtype
 _ADD_IN_PLACE = frozenset(

@@ -20,7 +20,7 @@ from llmdebug_nb.app.opcheck.checking import Checker, How
 from llmdebug_nb.app.opcheck.choosing import Call
 from llmdebug_nb.app.opcheck.processes import CHUNK
 from llmdebug_nb.core.allocator import reused_memory
-from llmdebug_nb.core.opchecks import CallCheck
+from llmdebug_nb.replay.checks import CallCheck
 from llmdebug_nb.store import reader
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.shards import Shards, shards_of

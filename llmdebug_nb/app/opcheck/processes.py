@@ -19,7 +19,7 @@ from llmdebug_nb.app.opcheck.checking import Checker, How
 from llmdebug_nb.app.opcheck.choosing import Call
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.opchecks import FAILS, CallCheck
+from llmdebug_nb.replay.checks import FAILS, CallCheck
 
 _START = (
     f"import json, sys; sys.path[:] = json.loads(sys.argv[1]);from {__name__} import serve; serve()"

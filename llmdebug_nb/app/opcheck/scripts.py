@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from llmdebug_nb.core.errors import TensorLookupError
-from llmdebug_nb.core.opchecks import CallCheck
-from llmdebug_nb.explain import repro
-from llmdebug_nb.explain.operators import CannotReplay
-from llmdebug_nb.explain.runs import Side
+from llmdebug_nb.findings import repro
+from llmdebug_nb.replay.checks import CallCheck
+from llmdebug_nb.replay.operators import CannotReplay
+from llmdebug_nb.replay.runs import Side
 from llmdebug_nb.store.run import Run
 
 

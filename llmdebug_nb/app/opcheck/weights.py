@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from llmdebug_nb.capture.engines import gguf_file, gguf_values
-from llmdebug_nb.core.opchecks import DTYPE, GAP
-from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.replay.checks import DTYPE, GAP
+from llmdebug_nb.replay.operators import CannotReplay
 
 
 class FileWeights:

@@ -28,8 +28,8 @@ from llmdebug_nb.core.perturbations import (
     Unit,
 )
 from llmdebug_nb.core.printable import printable
-from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.show import perturb as shown
+from llmdebug_nb.store.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas

@@ -23,7 +23,7 @@ from llmdebug_nb.comparison import metrics
 from llmdebug_nb.core.determinism import random_state
 from llmdebug_nb.core.errors import CaptureError, OptionError, nearest
 from llmdebug_nb.core.interrupts import Unbroken
-from llmdebug_nb.explain.swap import restored
+from llmdebug_nb.replay.swap import restored
 
 Inputs: TypeAlias = (
     "torch.Tensor | Mapping[str, object] | tuple[object, ...] | list[object] | Callable[[], object]"

@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from llmdebug_nb.app.option_signatures import shows_options
 from llmdebug_nb.app.recording import Recording
 from llmdebug_nb.app.runs import open_run
+from llmdebug_nb.app.stepping.agreement_after_graft import Place, named, rest
 from llmdebug_nb.app.stepping.conditions import Conditions
 from llmdebug_nb.app.stepping.golden import Golden
-from llmdebug_nb.app.stepping.rest import Place, named, rest
 from llmdebug_nb.app.stepping.stop import Stop
 from llmdebug_nb.app.stepping.thread import Ended, under_same_settings
 from llmdebug_nb.core import interrupts
 from llmdebug_nb.core.errors import CaptureError, LLMDebugError, OptionError, nearest
 from llmdebug_nb.core.layers import is_layer
-from llmdebug_nb.core.option_signatures import shows_options
 from llmdebug_nb.core.options import EVERY_TOKEN, DumpKeywords, DumpOptions
 from llmdebug_nb.store.run import Run
 
@@ -242,7 +242,7 @@ class Stepper:
         if why is None:
             return
         self._interrupted, stop.why = False, why
-        from llmdebug_nb.capture.here import here
+        from llmdebug_nb.capture.current_line import here
 
         stop.here = here(Stepper._run_program.__code__)
         self._last = stop

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from llmdebug_nb.app.compare import compare
+from llmdebug_nb.app.stepping.agreement_after_graft import Place, place_of
 from llmdebug_nb.app.stepping.golden import Golden
-from llmdebug_nb.app.stepping.rest import Place, place_of
 from llmdebug_nb.comparison.engine import error
 from llmdebug_nb.core.kernels.raw import unreadable
 from llmdebug_nb.core.kernels.summary import summarize
@@ -22,7 +22,7 @@ from llmdebug_nb.store.reader import in_memory
 if TYPE_CHECKING:
     import torch
 
-    from llmdebug_nb.capture.here import Here
+    from llmdebug_nb.capture.current_line import Here
     from llmdebug_nb.show.views import View
     from llmdebug_nb.store.run import Run
 

@@ -15,9 +15,9 @@ from llmdebug_nb.app.differences import write_csv
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.comparison import metrics
 from llmdebug_nb.comparison.columns import CUTS, LIST_ALL
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.comparison.modules import Modules
 from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError, OptionError, TensorLookupError
-from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.layers import repeated_layers
 from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import Record

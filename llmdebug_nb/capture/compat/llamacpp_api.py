@@ -16,7 +16,7 @@ import functools
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol
 
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.compat.ggml_tensors import Library
@@ -41,12 +41,6 @@ class BatchRow(NamedTuple):
     token: int | None
     position: int
     sequence: int
-
-
-def is_llama(value: object) -> TypeGuard[Llama]:
-    """Tell whether a value is a ``llama_cpp.Llama``."""
-    kind = getattr(sys.modules.get(PACKAGE), "Llama", None)
-    return isinstance(kind, type) and isinstance(value, kind)
 
 
 class Listener(Protocol):
@@ -75,7 +69,7 @@ def _wrap(module: ModuleType) -> Callable[[], None]:
 def _told(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
     def compute(llama: Llama, *args: object, **kwargs: object) -> object:
-        for listener in listeners:
+        for listener in listeners.at_run(llama):
             listener.computes(llama)
         return original(llama, *args, **kwargs)
 

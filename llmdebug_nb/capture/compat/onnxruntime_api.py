@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -99,7 +98,7 @@ def _reported_run(original: Callable[..., list[object]]) -> Callable[..., list[o
     ) -> list[object]:  # fmt: skip
         request = (session, output_names, input_feed, run_options)
         own = functools.partial(_programs, original, *request)
-        for listener in () if _is_ours(session) else listeners:
+        for listener in () if _is_ours(session) else listeners.at_run(session):
             own = functools.partial(listener.ran, *request, own)
         return own()
 
@@ -113,7 +112,7 @@ def _reported_unseen(
     @interrupts.unbroken
     def run(session: InferenceSession, *args: object, **kwargs: object) -> object:
         own = functools.partial(_programs, original, session, *args, **kwargs)
-        for listener in () if _is_ours(session) else listeners:
+        for listener in () if _is_ours(session) else listeners.at_run(session):
             own = functools.partial(listener.ran_unseen, session, inputs(*args, **kwargs), own)
         return own()
 
@@ -136,13 +135,6 @@ def _is_ours(session: InferenceSession) -> bool:
 
 # also if onnxruntime is only imported later
 listeners: Listeners[Listener] = Listeners(lambda: pytorch.with_module(PACKAGE, _wrap))
-
-
-def is_session(value: object) -> TypeGuard[InferenceSession]:
-    """Tell whether a value is a session of ONNX Runtime, without importing it."""
-    module = sys.modules.get(PACKAGE)
-    kind = getattr(module, "InferenceSession", None)
-    return kind is not None and isinstance(value, kind)
 
 
 def bound_inputs(binding: IOBinding) -> dict[str, object] | None:

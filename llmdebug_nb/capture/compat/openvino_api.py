@@ -109,7 +109,7 @@ def _wrap(module: ModuleType) -> Callable[[], None]:
 
 def _tell(request: InferRequest, own: Callable[[], T]) -> T:
     """Let each listener follow a run, unless it is ours."""
-    for listener in () if getattr(request, _OURS, False) else listeners:
+    for listener in () if getattr(request, _OURS, False) else listeners.at_run(request):
         own = functools.partial(listener.infers, request, own)
     return own()
 
@@ -203,7 +203,7 @@ listeners: Listeners[Listener] = Listeners(lambda: pytorch.with_module(PACKAGE, 
 def end(listener: Listener) -> None:
     """End a recording's listening; the last one forgets what the program compiled."""
     listeners.remove(listener)
-    if not list(listeners):
+    if not listeners:
         _sources.clear()
 
 
@@ -217,15 +217,9 @@ def own_request(compiled: CompiledModel) -> InferRequest:
 # -- what the program has -------------------------------------------------------------------------
 
 
-def _is_a(value: object, *names: str) -> bool:
-    module = sys.modules.get(PACKAGE)
-    kinds = [getattr(module, name, None) for name in names]
-    return any(kind is not None and isinstance(value, kind) for kind in kinds)
-
-
-def is_compiled(value: object) -> TypeGuard[Target]:
-    """Tell whether a value is a compiled model or a request of one, without importing openvino."""
-    return _is_a(value, "CompiledModel", "InferRequest")
+def _is_a(value: object, name: str) -> bool:
+    kind = getattr(sys.modules.get(PACKAGE), name, None)
+    return kind is not None and isinstance(value, kind)
 
 
 def is_model(value: object) -> TypeGuard[Model]:

@@ -37,13 +37,6 @@ _WORKERS = (
 _NOT_COMPILED = "do_not_compile"
 
 
-class Llm(Protocol):
-    """A ``vllm.LLM``."""
-
-    @property
-    def llm_engine(self) -> object: ...
-
-
 class Runner(Protocol):
     """vLLM's model runner, of either version."""
 
@@ -80,19 +73,13 @@ class StepListener(Protocol):
 _Method: TypeAlias = Callable[..., object]
 
 
-def is_engine(value: object) -> TypeGuard[Llm]:
-    """Tell whether a value is a ``vllm.LLM``."""
-    kind = getattr(sys.modules.get(f"{PACKAGE}.entrypoints.llm"), "LLM", None)
-    return kind is not None and isinstance(value, kind)
-
-
-def runner_of(llm: Llm) -> Runner:
+def runner_of(llm: object) -> Runner:
     """Return the model runner of an engine.
 
     Raises:
         CaptureError: it runs in another process, or an attribute is missing.
     """
-    holder: object = llm
+    holder = llm
     for name in _TO_RUNNER:
         if name == "model_executor" and not hasattr(holder, name):
             raise CaptureError(_IN_PROCESS)
@@ -120,8 +107,6 @@ def running(model: nn.Module) -> RunningStep | None:
 
     The callers on this thread tell: one of them is a method of the runner that has the model.
     """
-    if PACKAGE not in sys.modules:
-        return None
     runner: Runner | None = None
     frame = inspect.currentframe()
     while frame is not None:

@@ -10,15 +10,16 @@ from types import FrameType
 import torch
 from torch import nn
 
-from llmdebug_nb.capture.compat import dynamo, inductor, pytorch, vllm_api
+from llmdebug_nb.capture import runtimes
+from llmdebug_nb.capture.compat import dynamo, inductor, pytorch
 from llmdebug_nb.capture.compiled.graphs import Graphs
 from llmdebug_nb.capture.compiled.origins import Frame
-from llmdebug_nb.capture.engines.vllm_steps import VllmSteps
 from llmdebug_nb.capture.hooks.modules import Args, HookedModule, Kwargs, Root
-from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.capture.root_calls import RootCalls
 from llmdebug_nb.capture.root_finder import Describe, RootFinder
+from llmdebug_nb.capture.runtime import Engine
 from llmdebug_nb.capture.session import Session
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.capture.sink import Sink
 from llmdebug_nb.core.errors import CaptureError, EmptyDumpError, OptionError, nearest
 from llmdebug_nb.core.options import DumpOptions
@@ -45,7 +46,7 @@ class CompiledModules:
 
     def __init__(
         self, parts: Parts, models: Sequence[nn.Module], describe: Describe,
-        engines: Sequence[VllmSteps] = (),
+        engines: Sequence[Engine] = (),
     ) -> None:  # fmt: skip
         """``engines``: those that run some of the models.
 
@@ -179,7 +180,7 @@ def compiled_session(
 ) -> Session:
     """Make the session that records what `torch.compile` compiles, by its ``backend``.
 
-    ``models``: modules and vLLM engines; an engine's own settings of Inductor hold for its model.
+    ``models``: modules and engines; an engine's own settings of Inductor hold for its model.
     ``reference``: sink of a second dump, of the graph that kernels are made of, run node by node on
     the same inputs.
 
@@ -187,11 +188,10 @@ def compiled_session(
         CaptureError: a model can't be recorded, or there is no compiler for the CPU. OptionError:
         an option has no meaning. EmptyDumpError: the filters match none of the modules.
     """
-    runners = [vllm_api.runner_of(each) for each in models if vllm_api.is_engine(each)]
-    engines = [VllmSteps(runner) for runner in runners]
+    engines = runtimes.engines_in(models)
     modules = [model for model in models if isinstance(model, nn.Module)]
     modules += [engine.model for engine in engines]
-    options = _with_settings(options, [vllm_api.inductor_settings(each) for each in runners])
+    options = _with_settings(options, [engine.compiler_settings for engine in engines])
     parts = Parts.build(
         options, sink, rank, restricted=bool(models), operators=True, reference=reference
     )

@@ -11,7 +11,7 @@ from llmdebug_nb.capture.calls import Leaf, OpenCall, innermost
 from llmdebug_nb.capture.engines.ggml_graph import Graph, NodeKey, path_in
 from llmdebug_nb.capture.engines.ggml_plan import Described
 from llmdebug_nb.capture.engines.ggml_results import Results
-from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.core.ggml import FACTS, PREFIX, ROLE
 from llmdebug_nb.core.paths import ancestors
 from llmdebug_nb.core.records import RootCall

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 import torch
 
@@ -16,13 +17,7 @@ from llmdebug_nb.capture.compat.ggml_tensors import Tensor
 from llmdebug_nb.capture.compat.llamacpp_api import BatchRow, Context, Llama
 from llmdebug_nb.capture.engines.ggml_axes import Shape, tokens_first, tokens_of
 from llmdebug_nb.capture.engines.ggml_calls import Computed, GraphCalls
-from llmdebug_nb.capture.engines.ggml_graph import (
-    Graph,
-    GraphNode,
-    NodeKey,
-    has_values,
-    path_in,
-)
+from llmdebug_nb.capture.engines.ggml_graph import Graph, GraphNode, NodeKey, has_values, path_in
 from llmdebug_nb.capture.engines.ggml_parameters import parameters_of
 from llmdebug_nb.capture.engines.ggml_plan import Described, Plan, Planned, fields_of
 from llmdebug_nb.capture.engines.ggml_rounding import epsilon_of, half_precision
@@ -30,7 +25,8 @@ from llmdebug_nb.capture.engines.ggml_sources import Sources, name_of
 from llmdebug_nb.capture.engines.ggml_weights import Weights
 from llmdebug_nb.capture.engines.texts import Texts, parts_of
 from llmdebug_nb.capture.operators.kinds import OperatorFilter
-from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.capture.runtime import GraphFacts
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.core.columns import TOKEN_ROWS
 from llmdebug_nb.core.errors import CaptureError
 from llmdebug_nb.core.ggml import PREFIX, owner_of, text_of
@@ -127,45 +123,19 @@ class LlamaSteps:
         """Tell whether nodes of an operation are recorded themselves."""
         return PREFIX + op in self._operators and not self._parts.options.logits
 
-    @property
-    def labels(self) -> list[str]:
-        return [self.label]
-
-    @property
-    def coarse(self) -> list[str]:
-        """What rounds more coarsely than float32 and shows it in no tensor that is recorded."""
-        found = [
-            f"{what} in {', '.join(sorted(types - _FULL))}"
-            for what, types in self._kinds.items()
-            if types - _FULL
-        ]
-        return [*found, *self._half_precision]
-
-    @property
-    def rounding(self) -> float:
-        """The epsilon of the coarsest type that it computes with; 0 if float32 is."""
-        kinds = set().union(*self._kinds.values(), {"f16"} if self._half_precision else ())
-        return max((epsilon_of(kind) for kind in kinds - _FULL), default=0.0)
-
-    @property
-    def _kinds(self) -> dict[str, set[str]]:
-        return {
-            "weights": set(self.graph.dtypes.values()),
-            "cache": self._context.cache_types,
-        }
-
-    @property
-    def _half_precision(self) -> list[str]:
-        return half_precision(key.op for key in self.graph.nodes)
-
-    @property
-    def operators(self) -> list[str]:
-        """The names of the operations in the graph."""
-        return sorted({PREFIX + key.op for key in self.graph.nodes})
-
-    @property
-    def keeps_any(self) -> bool:
-        return any(self.kept.values())
+    def facts(self) -> GraphFacts:
+        keys = self.graph.nodes
+        kinds = {"weights": {*self.graph.dtypes.values()}, "cache": self._context.cache_types}
+        coarse = {what: sorted(types - _FULL) for what, types in kinds.items()}
+        halves = half_precision(key.op for key in keys)
+        found = {*chain(*coarse.values()), *(("f16",) if halves else ())}
+        return GraphFacts(
+            self.label,
+            any(self.kept.values()),
+            {PREFIX + key.op for key in keys},
+            [*(f"{what} in {', '.join(each)}" for what, each in coarse.items() if each), *halves],
+            max(map(epsilon_of, found), default=0.0),
+        )
 
     # -- decoding -------------------------------------------------------------------------------
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from llmdebug_nb.capture.compat import llamacpp_api
 from llmdebug_nb.capture.compat.llamacpp_api import Llama
 from llmdebug_nb.capture.engines.llamacpp_steps import LlamaSteps
-from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.capture.listeners import Listeners
+from llmdebug_nb.capture.runtime import GraphFacts
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.core.errors import CaptureError
 
 
 class Llamas:
     """Follows each ``Llama`` by `LlamaSteps`."""
+
+    listeners: ClassVar[Listeners[Any]] = llamacpp_api.listeners
 
     def __init__(self, parts: Parts, given: Sequence[Llama], only: bool) -> None:
         """``only``: no others are recorded. Raises CaptureError: one can't be recorded."""
@@ -31,11 +36,11 @@ class Llamas:
         for steps in self._steps:
             steps.start()
         if not self._only:
-            llamacpp_api.listeners.add(self)
+            self.listeners.add(self)
 
     def stop(self) -> None:
         """Let each ``Llama`` use its own context again."""
-        llamacpp_api.listeners.remove(self)
+        self.listeners.remove(self)
         for steps in self._steps:
             steps.stop()
 
@@ -51,25 +56,5 @@ class Llamas:
         except CaptureError as error:  # the program goes on without being recorded
             self._parts.guard.problems[str(error)] += 1
 
-    @property
-    def labels(self) -> list[str]:
-        return [label for steps in self._steps for label in steps.labels]
-
-    @property
-    def operators(self) -> list[str]:
-        """The names of the operations in all graphs."""
-        return sorted({name for steps in self._steps for name in steps.operators})
-
-    @property
-    def keeps_any(self) -> bool:
-        return any(steps.keeps_any for steps in self._steps)
-
-    @property
-    def coarse(self) -> list[str]:
-        """What rounds more coarsely than float32 and shows it in no tensor that is recorded."""
-        return [each for steps in self._steps for each in steps.coarse]
-
-    @property
-    def rounding(self) -> float:
-        """The epsilon of the coarsest type that one computes with; 0 if float32 is."""
-        return max((steps.rounding for steps in self._steps), default=0.0)
+    def graphs(self) -> list[GraphFacts]:
+        return [steps.facts() for steps in self._steps]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from llmdebug_nb.capture.compat import vllm_api
 from llmdebug_nb.capture.compat.vllm_api import Runner, RunningStep, Scheduled
-from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.capture.request_filter import Part
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.core.columns import TOKEN_ROWS
 from llmdebug_nb.core.records import DUMMY, RootCall, TokenRow
 
@@ -26,8 +26,9 @@ class VllmSteps:
     itself: to measure memory, or to warm up. ``model``: the module that it runs.
     """
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    def __init__(self, runner: Runner, begun: RunningStep | None = None) -> None:
+        """``begun``: a step of it that runs now."""
+        self._runner, self._begun = runner, begun
         self.model: nn.Module = runner.get_model()
         self._step, self._dummies = -1, 0
         self._live = False  # the engine computes a step: what its model is called for counts
@@ -38,6 +39,29 @@ class VllmSteps:
         self._prompts: dict[str, int] = {}  # how long they are, of the requests that began since
         # by request and position: what a request finds in the cache when it begins again
         self._tokens: dict[str, dict[int, int | None]] = defaultdict(dict)
+
+    @classmethod
+    def of(cls, given: object) -> VllmSteps:
+        """Return what follows a ``vllm.LLM``. Raises CaptureError."""
+        return cls(vllm_api.runner_of(given))
+
+    @classmethod
+    def calling(cls, module: nn.Module) -> VllmSteps | None:
+        """Return what follows the engine that calls a module now; None if none does."""
+        step = vllm_api.running(module)
+        return None if step is None else cls(step.runner, step)
+
+    @staticmethod
+    def compiles(module: nn.Module) -> bool:
+        return vllm_api.compiles(module)
+
+    @property
+    def compiler_settings(self) -> Mapping[str, object]:
+        return vllm_api.inductor_settings(self._runner)
+
+    def run_eagerly(self) -> Callable[[], None]:
+        """Run what is compiled as it is written; return how to undo it."""
+        return vllm_api.run_eagerly(self.model)
 
     def start(self, parts: Parts) -> None:
         """Begin to follow the steps. The model is a root of the recording by now."""
@@ -52,12 +76,9 @@ class VllmSteps:
         for recorder in parts.recorders:
             recorder.sink.note({"settings": parts.settings()})
         vllm_api.steps_of(self._runner).add(self)
-
-    def join(self, step: RunningStep) -> None:
-        """Follow a step that has begun already."""
-        if step.scheduled is not None:
-            self.step_begins(step.scheduled)
-            self.prepared(step.batch)
+        if self._begun is not None and self._begun.scheduled is not None:
+            self.step_begins(self._begun.scheduled)
+            self.prepared(self._begun.batch)
 
     def stop(self) -> None:
         vllm_api.steps_of(self._runner).remove(self)

@@ -9,7 +9,7 @@ import torch
 from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.operators.call_stacks import CallStacks
-from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.core.faults import DataInfo, FaultyCall, TensorFacts
 from llmdebug_nb.core.kernels.raw import dtype_name, plain, unreadable
 from llmdebug_nb.core.kernels.summary import figures

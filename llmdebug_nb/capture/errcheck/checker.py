@@ -21,16 +21,12 @@ from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.errcheck.calls import CallFacts
 from llmdebug_nb.capture.errcheck.causes import UNSET, Cause, cause_of, clipping_of, underflow_of
 from llmdebug_nb.capture.errcheck.exact import writes
-from llmdebug_nb.capture.errcheck.gradients import (
-    ArrivedGradients,
-    backward_call,
-    outputs_of,
-)
+from llmdebug_nb.capture.errcheck.gradients import ArrivedGradients, backward_call, outputs_of
 from llmdebug_nb.capture.errcheck.headroom import ReachByDtype
 from llmdebug_nb.capture.errcheck.inputs import Inputs, is_near
 from llmdebug_nb.capture.errcheck.origins import BadTensors, Origin
-from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.capture.recorder import Recorder
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.capture.sink import RecordedCall, Sink
 from llmdebug_nb.capture.walk import call_inputs, operator_inputs
 from llmdebug_nb.core.faults import CRITICAL, HIGH, KINDS, MEDIUM, Fault, ProcessCheck

@@ -11,7 +11,7 @@ from torch.optim.optimizer import (
 )
 
 from llmdebug_nb.capture.errcheck.checker import Checker
-from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.capture.session_parts import Parts
 
 
 class OptimizerSteps:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from torch import nn
 
 from llmdebug_nb.capture.errcheck.checker import Checker
 from llmdebug_nb.capture.errcheck.optimizers import OptimizerSteps
 from llmdebug_nb.capture.errcheck.origins import Origin
-from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.capture.root_finder import Describe
 from llmdebug_nb.capture.session import EagerModules, Session
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.faults import ProcessCheck
 from llmdebug_nb.core.moments import Signal
 from llmdebug_nb.core.options import EVERY_TOKEN, DumpOptions
 from llmdebug_nb.core.records import Node
+
+
+class Checks(NamedTuple):
+    """What is checked: ``types`` of faults, in calls of which ``mode``; see `Checker`."""
+
+    types: tuple[str, ...]
+    mode: str
+    keeps_inputs: bool
 
 
 class CheckSession:
@@ -25,20 +34,18 @@ class CheckSession:
     def __init__(
         self,
         models: Sequence[nn.Module],
-        types: tuple[str, ...],
-        mode: str,
-        keeps_inputs: bool,
+        checks: Checks,
         on_fault: Callable[[Origin], None],
         describe: Describe,
         rank: int,
     ) -> None:
         """Make it for `Checker`'s arguments. Raises CaptureError: a model can't be followed."""
         options = DumpOptions.of(
-            mode=mode, tokens=EVERY_TOKEN, stats_only=True, sources=False, force_eager=True
+            mode=checks.mode, tokens=EVERY_TOKEN, stats_only=True, sources=False, force_eager=True
         )
         sink = NoSink()
         self._rank = rank
-        self._checker = Checker(sink, options, types, keeps_inputs, on_fault)
+        self._checker = Checker(sink, options, checks.types, checks.keeps_inputs, on_fault)
         self._parts = Parts.build(
             options, sink, rank, restricted=bool(models), operators=True, recorder=self._checker
         )

@@ -17,15 +17,23 @@ from llmdebug_nb.capture.graphs.graph import (
     Weight,
 )
 from llmdebug_nb.capture.graphs.graph_runs import GraphRuns
+from llmdebug_nb.capture.runtime import GraphFacts
 from llmdebug_nb.core.paths import ancestors, bounded
 from llmdebug_nb.core.records import Node
 
 
 class Exposed(Protocol):
-    """Runs a graph of the program and returns the outputs of its nodes, too. ``graph``: it."""
+    """Runs a graph of the program and returns the outputs of its nodes, too.
+
+    ``graph``: it. ``coarse``, ``rounding``: see `Run`.
+    """
 
     @property
     def graph(self) -> Graph: ...
+    @property
+    def coarse(self) -> Sequence[str]: ...
+    @property
+    def rounding(self) -> float: ...
     def gives(self, name: str) -> bool:
         """Tell whether it returns a value."""
         ...
@@ -54,12 +62,12 @@ class Exposed(Protocol):
 class FollowedGraph:
     """What the program runs, and how it is recorded.
 
-    ``target``: a session of ONNX Runtime, a compiled model of OpenVINO. ``exposed``: ours, with all
-    values as outputs; None if there is none, and only inputs and outputs are seen. ``fed``: the
-    names of its inputs. ``label``: the name of its root. ``prefix``: that of its paths, "" for the
-    first root. ``kept``: module -> whether the filters ask for it. ``needed``: values that are
-    computed for the recording. ``described``: calls whose node is already described in the dump.
-    ``ran``: root calls in which ours ran.
+    ``target``: a model of a runtime. ``exposed``: ours, with all values as outputs; None if there
+    is none, and only inputs and outputs are seen. ``fed``: the names of its inputs. ``label``: the
+    name of its root. ``prefix``: that of its paths, "" for the first root. ``kept``: module ->
+    whether the filters ask for it. ``needed``: values that are computed for the recording.
+    ``described``: calls whose node is already described in the dump. ``ran``: root calls in which
+    ours ran.
     """
 
     def __init__(
@@ -79,6 +87,13 @@ class FollowedGraph:
         self.plan = exposed.graph.plan() if exposed is not None else []
         host.add_root(self, self.topology())
         self.select()
+
+    def facts(self) -> GraphFacts:
+        kept, exposed = any(self.kept.values()), self.exposed
+        if exposed is None:
+            return GraphFacts(self.label, kept, ())
+        operators = {node.op for node in exposed.graph.nodes}
+        return GraphFacts(self.label, kept, operators, exposed.coarse, exposed.rounding)
 
     def expose(self, exposed: Exposed) -> None:
         """Record it by another one of ours, whose graph has the same modules."""

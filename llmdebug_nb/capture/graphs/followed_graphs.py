@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from typing import Any, ClassVar
 
 import torch
 
 from llmdebug_nb.capture.graphs.followed_graph import FollowedGraph
 from llmdebug_nb.capture.graphs.graph_runs import GraphRuns
 from llmdebug_nb.capture.graphs.run_recorder import RunRecorder
+from llmdebug_nb.capture.listeners import Listeners
+from llmdebug_nb.capture.runtime import GraphFacts
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.core.records import RootCall
 
 _CACHE_NAMES = ("past", "cache")
@@ -17,45 +21,25 @@ _CACHE_NAMES = ("past", "cache")
 class FollowedGraphs:
     """Begins, records and ends the runs of graphs, one at a time.
 
-    ``kind``: what the program runs, in words.
+    ``kind``: what the program runs, in words. ``listeners``: those of its runs.
     """
 
     kind = "a graph"
+    listeners: ClassVar[Listeners[Any]]
 
-    def __init__(self, host: GraphRuns, only: bool) -> None:
+    def __init__(self, parts: Parts, only: bool) -> None:
         """``only``: no other graphs than those that are followed at the start are recorded."""
-        self._host, self._options = host, host.options
+        self._host, self._options = GraphRuns(parts), parts.options
         self._only = only
         self._followed: dict[Hashable, FollowedGraph] = {}
         self._busy = False
 
-    def __len__(self) -> int:
-        return len(self._followed)
+    def start(self) -> None:
+        """Listen to the runs of graphs."""
+        self.listeners.add(self)
 
-    @property
-    def labels(self) -> list[str]:
-        return [followed.label for followed in self._followed.values()]
-
-    @property
-    def keeps_any(self) -> bool:
-        """The filters ask for a module."""
-        return any(kept for followed in self._followed.values() for kept in followed.kept.values())
-
-    @property
-    def operators(self) -> list[str]:
-        """The names of the operators in all graphs."""
-        exposed = [one.exposed for one in self._followed.values() if one.exposed is not None]
-        return sorted({node.op for one in exposed for node in one.graph.nodes})
-
-    @property
-    def coarse(self) -> list[str]:
-        """What rounds more coarsely than float32 and shows it in no tensor that is recorded."""
-        return []
-
-    @property
-    def rounding(self) -> float:
-        """The epsilon of the coarsest type that one computes with; 0 if float32 is."""
-        return 0.0
+    def graphs(self) -> list[GraphFacts]:
+        return [followed.facts() for followed in self._followed.values()]
 
     def select_all(self) -> None:
         """Apply the filters anew."""

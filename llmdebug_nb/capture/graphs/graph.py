@@ -29,7 +29,7 @@ class Weight:
 class GraphNode:
     """A node of the graph. ``inputs``, ``outputs``: names of values.
 
-    ``op``: ``Onnx.MatMul``, ``OpenVINO.MatMul``. ``module``: its path, "" for the root.
+    ``op``: ``Onnx.MatMul``. ``module``: its path, "" for the root.
     ``scalars``: attributes and small constants. ``facts``: what else is known, such as its name in
     the traced program. ``source``: call stack, innermost frame first.
     """

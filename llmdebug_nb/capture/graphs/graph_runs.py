@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from llmdebug_nb.capture.graphs.graph import Graph
 from llmdebug_nb.capture.operators.kinds import OperatorFilter
-from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.core.records import Node, RootCall
 
 

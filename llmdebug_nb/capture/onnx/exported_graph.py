@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING
 
 from llmdebug_nb.capture.graphs.graph import Weight, shortest
 from llmdebug_nb.capture.graphs.placed_graph import ExportedNode, PlacedGraph, scoped
-from llmdebug_nb.capture.onnx.proto import (
-    exporter_metadata,
-    inner_inputs,
-    names_in,
-    small_constant,
-)
+from llmdebug_nb.capture.onnx.proto import exporter_metadata, inner_inputs, names_in, small_constant
 
 if TYPE_CHECKING:
     import onnx

@@ -35,8 +35,10 @@ class ExposedSession:
     ``graph``: the graph that it runs. ``same``: its results can replace those of the other session.
     ``kinds``: onnxruntime's type of each tensor. ``hidden``: values that are not tensors.
     ``plain``: all values are tensors of types that NumPy has. ``problem``: why it runs the graph
-    before optimisation, or None.
+    before optimisation, or None. ``coarse``, ``rounding``: see `Run`.
     """
+
+    coarse, rounding = (), 0.0  # its tensors show what it rounds to
 
     def __init__(self, session: InferenceSession, times: bool = False) -> None:
         """``times``: have onnxruntime profile it.

@@ -15,9 +15,9 @@ from llmdebug_nb.capture.compat import onnxruntime_api
 from llmdebug_nb.capture.compat.onnxruntime_api import Feed, tensor_of
 from llmdebug_nb.capture.graphs.followed_graph import FollowedGraph
 from llmdebug_nb.capture.graphs.followed_graphs import FollowedGraphs
-from llmdebug_nb.capture.graphs.graph_runs import GraphRuns
 from llmdebug_nb.capture.onnx import node_times
 from llmdebug_nb.capture.onnx.exposed_session import ExposedSession
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.core.errors import CaptureError
 from llmdebug_nb.core.records import RootCall
 
@@ -39,24 +39,21 @@ class Sessions(FollowedGraphs):
     """The sessions that one recording follows: the given ones, or any that runs."""
 
     kind = "a session"
+    listeners = onnxruntime_api.listeners
 
-    def __init__(self, host: GraphRuns, sessions: Sequence[InferenceSession], only: bool) -> None:
+    def __init__(self, parts: Parts, sessions: Sequence[InferenceSession], only: bool) -> None:
         """``only``: no other sessions are recorded.
 
         Raises:
             CaptureError: the model of a session is gone.
         """
-        super().__init__(host, only)
+        super().__init__(parts, only)
         for session in sessions:
             self._followed[id(session)] = self._follow(session)
 
-    def start(self) -> None:
-        """Listen to the runs of sessions."""
-        onnxruntime_api.listeners.add(self)
-
     def stop(self) -> None:
         """Stop listening, and write the times of nodes."""
-        onnxruntime_api.listeners.remove(self)
+        self.listeners.remove(self)
         for followed in self._followed.values():
             if followed.exposed is not None:
                 node_times.write(

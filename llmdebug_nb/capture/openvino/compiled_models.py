@@ -17,9 +17,9 @@ from llmdebug_nb.capture.compat import openvino_api
 from llmdebug_nb.capture.compat.openvino_models import tensor_of
 from llmdebug_nb.capture.graphs.followed_graph import FollowedGraph
 from llmdebug_nb.capture.graphs.followed_graphs import FollowedGraphs
-from llmdebug_nb.capture.graphs.graph_runs import GraphRuns
 from llmdebug_nb.capture.openvino.exposed_model import ExposedModel
 from llmdebug_nb.capture.openvino.model_reader import any_name
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.core.errors import CaptureError
 from llmdebug_nb.core.records import RootCall
 
@@ -41,19 +41,20 @@ class CompiledModels(FollowedGraphs):
     """The compiled models that one recording follows: the given ones, or any that runs."""
 
     kind = "a compiled model"
+    listeners = openvino_api.listeners
 
-    def __init__(
-        self, host: GraphRuns, given: Sequence[Target], models: Sequence[Model], only: bool
-    ) -> None:
-        """``models``: that some of them were compiled of. ``only``: no others are recorded.
+    def __init__(self, parts: Parts, given: Sequence[Target | Model], only: bool) -> None:
+        """``given``: also models that others were compiled of. ``only``: no others are recorded.
 
         Raises:
             CaptureError: a model can't be recorded.
         """
-        super().__init__(host, only)
-        self._models = tuple(models)
+        super().__init__(parts, only)
+        self._models = tuple(filter(openvino_api.is_model, given))
         self._lock = threading.RLock()  # requests run in threads of their own
         for target in given:
+            if openvino_api.is_model(target):
+                continue
             lacks = openvino_api.missing()
             if lacks is not None:
                 raise CaptureError(_too_other(lacks))
@@ -61,31 +62,12 @@ class CompiledModels(FollowedGraphs):
             if key not in self._followed:  # a model and a request of it are one
                 self._followed[key] = self._follow(target, may_fail=False)
 
-    def start(self) -> None:
-        """Listen to the runs of requests."""
-        openvino_api.listeners.add(self)
-
     def stop(self) -> None:
         """Stop listening."""
         openvino_api.end(self)
         for followed in self._followed.values():
             if followed.exposed is not None:
                 followed.exposed.close()
-
-    @property
-    def coarse(self) -> list[str]:
-        """What rounds more coarsely than float32 and shows it in no tensor that is recorded."""
-        return [each for one in self._exposed_models for each in one.coarse]
-
-    @property
-    def rounding(self) -> float:
-        """The epsilon of the coarsest type that one computes with; 0 if float32 is."""
-        return max((one.rounding for one in self._exposed_models), default=0.0)
-
-    @property
-    def _exposed_models(self) -> list[ExposedModel]:
-        each = (followed.exposed for followed in self._followed.values())
-        return [one for one in each if isinstance(one, ExposedModel)]
 
     def _follow(self, target: Target, may_fail: bool = True) -> FollowedGraph:
         exposed = None

@@ -9,7 +9,7 @@ from llmdebug_nb.capture.compat import torch_modes
 from llmdebug_nb.capture.listeners import Listeners
 from llmdebug_nb.capture.operators.kinds import OperatorFilter, OperatorKinds
 from llmdebug_nb.capture.operators.modes import ApiMode, AtenMode, CheckMode, OperatorListener
-from llmdebug_nb.capture.operators.noting import NotingApiMode, NotingMode
+from llmdebug_nb.capture.operators.tape_modes import NotingApiMode, NotingMode
 
 
 class _ThreadModes(threading.local):

@@ -14,10 +14,10 @@ from torch.overrides import TorchFunctionMode
 
 from llmdebug_nb.capture.calls import OpenCall, ThreadState
 from llmdebug_nb.capture.compat import pytorch, torch_modes
+from llmdebug_nb.capture.fast_check import Passing
 from llmdebug_nb.capture.guard import Guarded
 from llmdebug_nb.capture.intervention import Intervention
 from llmdebug_nb.capture.operators.kinds import READS, Operator, OperatorKinds
-from llmdebug_nb.capture.passing import Passing
 from llmdebug_nb.capture.perturbing.unrounded import Unrounded
 from llmdebug_nb.capture.tape.player import Player
 from llmdebug_nb.capture.walk import leaves

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from llmdebug_nb.capture import moves
 from llmdebug_nb.capture.calls import Leaf, OpenCall, ThreadState
 from llmdebug_nb.capture.compat import pytorch, torch_modes
 from llmdebug_nb.capture.hooks.handles import Handle
@@ -23,7 +24,6 @@ from llmdebug_nb.capture.perturbing.unrounded import Precise
 from llmdebug_nb.capture.substitution import replaced
 from llmdebug_nb.capture.walk import call_inputs, operator_inputs
 from llmdebug_nb.core.determinism import threads
-from llmdebug_nb.core.kernels import moves
 from llmdebug_nb.core.perturbations import (
     DETERMINISTIC,
     MATH,

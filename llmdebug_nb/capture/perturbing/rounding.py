@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import nn
 
+from llmdebug_nb.capture import moves
 from llmdebug_nb.capture.compat import torch_modes
 from llmdebug_nb.capture.hooks.handles import Handle
 from llmdebug_nb.capture.intervention import Args, Intervention
 from llmdebug_nb.capture.perturbing.unrounded import rounds
-from llmdebug_nb.core.kernels import moves
 from llmdebug_nb.core.nested import mapped
 
 

@@ -28,14 +28,7 @@ from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.printable import cell, file_part
 from llmdebug_nb.core.records import Node, Record, Site, Summary
 from llmdebug_nb.store.layouts.contents import Contents
-from llmdebug_nb.store.layouts.drafts import (
-    Draft,
-    Place,
-    contents,
-    listing,
-    missing,
-    moment,
-)
+from llmdebug_nb.store.layouts.drafts import Draft, Place, contents, listing, missing, moment
 from llmdebug_nb.store.layouts.files import (
     Folder,
     dtype_named,

@@ -1,8 +1,8 @@
 """Runs at the start of every Python of a launched program; imports only the standard library.
 
 First it runs the program's own sitecustomize, which it hides. Then it waits until the program
-imports torch, onnxruntime, openvino or llama_cpp. In a Python that outlives the launcher it takes
-what the launcher put into the environment out of it.
+imports torch or the package of a runtime: those that the launcher names. In a Python that outlives
+the launcher it takes what the launcher put into the environment out of it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _AfterImport:
     import. Only the execution of the module counts.
     """
 
-    def __init__(self, names: tuple[str, ...]) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
         self.names = set(names)  # packages that were not imported yet
 
     def find_spec(
@@ -90,6 +90,15 @@ def _is_over(launch: str) -> bool:
     return not os.path.isfile(os.path.join(launch, "options.json"))
 
 
+def _packages(launch: str) -> list[str]:
+    """Return the packages that the launcher names."""
+    try:
+        with open(os.path.join(launch, "packages"), encoding="utf-8") as file:
+            return file.read().split()
+    except OSError:  # the launcher ends just now
+        return []
+
+
 def _leave(launch: str) -> None:
     """Take all that the launcher has put into the environment out of it, for this process's own."""
     os.environ.pop("LLMDEBUG_LAUNCH", None)
@@ -124,6 +133,6 @@ if _launch and _is_over(_launch):
     _leave(_launch)
 # once per process: a .pth file may have run this already
 elif _launch and not any(type(each).__name__ == "_AfterImport" for each in sys.meta_path):
-    sys.meta_path.insert(0, _AfterImport(("torch", "onnxruntime", "openvino", "llama_cpp")))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _AfterImport(_packages(_launch)))  # type: ignore[arg-type]
 if __name__ == "sitecustomize":
     _run_hidden_sitecustomize()

@@ -1,0 +1,1 @@
+"""Find why the calls of a region give another result."""

@@ -1,0 +1,99 @@
+"""Clauses of evidence: how far the inputs of a call agree, and how a row differs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmdebug_nb.causes.tensor_kinds import slots
+from llmdebug_nb.comparison.differences import EXPECTED, Difference
+from llmdebug_nb.core import constants
+from llmdebug_nb.core.paths import module_of
+from llmdebug_nb.graph.compared_calls import ComparedCall
+from llmdebug_nb.graph.flow import AGREES, Flow
+from llmdebug_nb.graph.region import Region
+from llmdebug_nb.relation import neighbours
+
+
+def of_inputs(call: ComparedCall) -> str:
+    """Return a clause on how far the inputs agree."""
+    other = [d for d in call.inputs if d.verdict not in AGREES]
+    if other:
+        return f"it was called with other arguments: {slots(other)}"
+    worst = max((d.error or 0.0 for d in call.inputs), default=0.0)
+    if any(d.verdict == EXPECTED for d in call.inputs):
+        return f"its inputs differ as expected (error {worst:.2g})"
+    if worst == 0.0:
+        return "its input tensors are identical"
+    return f"its inputs agree (error {worst:.2g})"
+
+
+def of_operators(calls: Sequence[ComparedCall]) -> str:
+    """Return the operators of a chain: of a long one, where it begins and ends."""
+    names, most = [call.op for call in calls], constants.NAMES_SHOWN
+    if len(names) <= 2 * most:
+        return ", ".join(names)
+    first, last = ", ".join(names[:most]), ", ".join(names[-most:])
+    return f"{first}, … {last} ({len(names)} calls)"
+
+
+def of_numbers(region: Region) -> str:
+    """Return a clause on the number that the two calls of a region have otherwise."""
+    assert region.numbers is not None
+    theirs, ours = (calls[0].outputs[0].op for calls in (region.golden, region.mine))
+    golden, mine = region.numbers
+    words = f"{ours} takes {mine} in mine where {theirs} takes {golden} in golden"
+    return f"{words}, and with golden's number it gives what golden computes"
+
+
+def of_missing(region: Region, golden: Flow) -> str:
+    """Return a clause on the tensor of golden that mine takes nowhere; "" if it takes all."""
+    if region.missing is None:
+        return ""
+    name, call = neighbours.name(golden, region.missing), region.golden[0]
+    words = f"{call.outputs[0].op} in golden is made with {name}, which mine does not take there"
+    return f"in {module_of(call.key.path) or 'the model'}: {words}; {of_difference(region.row)}"
+
+
+def of_expected(entering: Sequence[Difference], behind_tie: bool = False) -> str:
+    """Return an addition on the expected differences that enter a region; "" if there are none.
+
+    ``behind_tie``: another choice at a near tie makes them.
+    """
+    if not entering:
+        return ""
+    worst = max(entering, key=lambda d: d.error or 0.0)
+    where, error = worst.site.path or "the model", worst.error or 0.0
+    if behind_tie:
+        text = f"it stands behind a near tie, whose effect enters (error {error:.2g} at {where})"
+        return f"; {text} and does not explain it"
+    return (
+        f"; what enters differs as expected (error {error:.2g} at {where}). That explains no error "
+        "of this size, and no replay shows that it only follows"
+    )
+
+
+def of_difference(row: Difference) -> str:
+    """Return a clause on how a row differs."""
+    s = row.site
+    if row.verdict == "unmatched":
+        return row.reason or "only one run has it"
+    what = {
+        ("backward", "grad"): "the gradient of parameter",
+        ("backward", "output"): "the gradient of input",
+        ("forward", "input"): "input",
+        ("forward", "weight"): "parameter",
+    }
+    text = f"{what.get((s.phase, s.role), 'output')} {s.slot} differs"
+    if row.error is None or not row.metrics:
+        return f"{text}: {row.reason}"
+    return f"{text} by {row.error:.2g} (relative L2), {_times(row)}"
+
+
+def _times(row: Difference) -> str:
+    if not row.limit or row.error is None or row.error == float("inf"):
+        return f"limit {row.limit or 0.0:.2g}"
+    if row.follows:
+        return f"within its limit of {row.limit:.2g} only because earlier tensors differ"
+    if row.error < row.limit:
+        return f"within its limit of {row.limit:.2g}"
+    return f"{float(f'{row.error / row.limit:.2g}'):,.0f} times the limit"

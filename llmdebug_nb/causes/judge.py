@@ -1,0 +1,552 @@
+"""Find the cause of a region's error.
+
+Much is visible without computing: a weight, another operator, a scalar argument or an attribute
+that differs. Else the call is replayed (`verify.py`). If it only magnifies the error of its inputs,
+the blame passes to the calls before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from llmdebug_nb.causes import causes, evidence_text, overflow, scalars, verify, weight_order
+from llmdebug_nb.causes.rotary_pairs import Turning
+from llmdebug_nb.causes.tensor_kinds import (
+    OwnRounding,
+    around,
+    changes_nothing,
+    innermost,
+    input_name,
+    kind_of,
+    module_on,
+    near,
+    origin,
+)
+from llmdebug_nb.causes.weights import Weights
+from llmdebug_nb.comparison.differences import EXPECTED, Difference
+from llmdebug_nb.comparison.rules import Rule
+from llmdebug_nb.core import constants
+from llmdebug_nb.core.paths import common_ancestor, module_of
+from llmdebug_nb.graph.compared_calls import Calls, ComparedCall, as_one, same_operator
+from llmdebug_nb.graph.flow_calls import FlowCall
+from llmdebug_nb.graph.region import Region
+from llmdebug_nb.replay.runs import Runs
+from llmdebug_nb.search.frontier import Frontier
+from llmdebug_nb.search.narrowing import Narrowing
+
+
+@dataclass
+class Blamed:
+    """A finding before it is put into words: ``call`` is blamed for ``row``.
+
+    ``region``: where the two programs part. ``places``: the modules of golden and mine, if the
+    code of a module is blamed and not a call. ``named``: the path that the finding has, if it is
+    not that of the call. ``steps``: in how many steps. ``rule``: the name of what decided.
+    """
+
+    call: ComparedCall
+    cause: str
+    evidence: str
+    row: Difference
+    region: Region | None = None
+    places: tuple[str, str] | None = None
+    named: str | None = None
+    steps: int = 1
+    rule: str = ""
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A region to be judged. ``own``: the call of its row. ``golden``, ``mine``: what computes."""
+
+    region: Region
+    own: ComparedCall
+    golden: list[ComparedCall]
+    mine: list[ComparedCall]
+
+    @property
+    def row(self) -> Difference:
+        return self.region.row
+
+    @property
+    def is_one_sided(self) -> bool:
+        return bool(self.golden) != bool(self.mine)
+
+    @property
+    def both(self) -> tuple[list[ComparedCall], list[ComparedCall]]:
+        """The calls of both; what only one program's records hold counts for the other, too."""
+        return self.golden or self.mine, self.mine or self.golden
+
+
+class Judge:
+    """Judges the regions of one comparison. ``start``: the first row that differs."""
+
+    def __init__(
+        self, differences: Sequence[Difference], start: Difference, frontier: Frontier, runs: Runs
+    ) -> None:
+        self.start, self.runs = start, runs
+        self.calls = Calls(differences, start.site.phase)
+        self.weights = Weights(differences, runs)
+        self._flows = frontier.flows
+        self.narrowing = Narrowing(frontier.flows, frontier.origins, runs)
+        self.turning = Turning(frontier.flows, runs)
+        expected = (d for d in differences if d.verdict == EXPECTED)
+        self._behind_tie = any(d.rule is Rule.AFTER_TIE for d in expected)
+        self._tested, self._rounding = 0, OwnRounding(differences)
+        self.made = False  # True once a call is known to have made an error
+
+    def blamed(self, region: Region) -> Blamed:
+        """Return what is to blame for a region."""
+        expected = region.expected
+        region = replace(self.narrowing.narrowed(region), expected=expected)
+        found = self.cause(region)
+        self.made = self.made or not causes.about(found.cause).is_last
+        evidence = f"{found.evidence}{evidence_text.of_expected(expected, self._behind_tie)}"
+        return replace(found, region=found.region or region, evidence=evidence)
+
+    def cause(self, region: Region) -> Blamed:
+        """Return the cause of a region's error: what the first of `RULES` says that fits."""
+        own = self.calls.of(region.row)
+        assert own is not None
+        case = _Case(region, own, *self._acts(region))
+        for rule in RULES:
+            found = rule(self, case)
+            if found is not None:
+                return replace(found, rule=found.rule or rule.__name__.strip("_"))
+        return self._run_again(case)
+
+    # -- the rules, see RULES ---------------------------------------------------------------------
+
+    def _wrong_weight(self, case: _Case) -> Blamed | None:
+        """The row is a weight's."""
+        row = case.row
+        if row.site.role != "weight":
+            return None
+        if row.metrics.get("channels_off"):  # certain, whatever noise hides of its effect
+            evidence = f"its parameter {row.site.slot} differs: {row.reason}"
+            return Blamed(case.own, causes.WEIGHT, evidence, row)
+        return self.by_setting(case.own) or Blamed(
+            case.own, causes.WEIGHT, evidence_text.of_difference(row), row
+        )
+
+    def _overflow(self, case: _Case) -> Blamed | None:
+        """Infinities begin at a call."""
+        if any(d.error == math.inf for d in case.region.expected):
+            return None
+        call = overflow.first(self.calls, case.row)
+        if call is None:
+            return None
+        return Blamed(call, causes.OVERFLOW, overflow.words(call), call.outputs[0])
+
+    def _rotated_otherwise(self, case: _Case) -> Blamed | None:
+        """Mine's rotation takes other channels of a head together than its weights are made for."""
+        row = self.turning.wrong(case.region)
+        if row is None:
+            return None
+        words = "mine turns other channels of a head together than golden, and the rows of"
+        words = f"{words} {module_on(row, 1)} are not in that order"
+        return self._misplaced(case.region, row, words)
+
+    def _order_never_undone(self, case: _Case) -> Blamed | None:
+        """A weight's rows lie in another order, and nothing of mine puts them back."""
+        row = weight_order.never_undone(self._flows, case.region.entries)
+        if row is None:
+            return None
+        words = f"{module_on(row, 1)} has golden's rows in another order"
+        words = f"{words}, and mine takes none of golden's parts"
+        return self._misplaced(case.region, row, words)
+
+    def _weights_in_other_order(self, case: _Case) -> Blamed | None:
+        """Weights that take one input lie in another order, as gate and up."""
+        golden, mine = case.region.takes
+        rows = None
+        if golden is not None and mine is not None:
+            rows = weight_order.in_other_order(self._flows, golden, mine)
+        if rows is None:
+            return None
+        theirs, ours = (" and ".join(dict.fromkeys(module_on(d, n) for d in rows)) for n in (0, 1))
+        words = f"the weights of {theirs} lie in another order in mine: {ours}"
+        return self._misplaced(case.region, rows[0], words)
+
+    def _unlike_other_layers(self, case: _Case) -> Blamed | None:
+        """A weight that makes what a region takes lies otherwise than in most layers."""
+        region = case.region
+        taken = [d.pair.golden for d in region.entries if d.pair.golden is not None]
+        inner = [c for call in region.golden for c in call.inner]  # code around them may take any
+        taken += [r for c in inner for r in c.outputs if r.id < region.row.pair.either.id]
+        row = weight_order.unlike_other_layers(self._flows[0], taken)
+        if row is None:
+            return None
+        words = (
+            f"the weight of {module_on(row, 0)} lies in {module_on(row, 1)} otherwise than it does"
+        )
+        return self._misplaced(region, row, f"{words} in most layers")
+
+    def _another_number(self, case: _Case) -> Blamed | None:
+        """With golden's number, mine's call gives what golden computes."""
+        if case.region.numbers is None:
+            return None
+        theirs, ours = (calls[0] for calls in self.calls.both(case.region))
+        evidence = evidence_text.of_numbers(case.region)
+        evidence = f"{evidence}; {evidence_text.of_difference(case.row)}"
+        return Blamed(as_one(theirs, ours), causes.SCALAR, evidence, case.row)
+
+    def _given_from_outside(self, case: _Case) -> Blamed | None:
+        """No call of the region computes: the tensor comes from its caller, or from code around."""
+        given = case.row.site.role == "input" or case.region.before is not None
+        if (given and not case.golden and not case.mine) or self._is_from_caller(case.region):
+            return self._between(case)
+        return None
+
+    def _idle_module(self, case: _Case) -> Blamed | None:
+        """A module of mine computes, and gives what it takes."""
+        idle = self.narrowing.idle(case.region) if case.is_one_sided else None
+        return None if idle is None else self._idle(case.golden, idle, case.region)
+
+    def _unrecorded_code(self, case: _Case) -> Blamed | None:
+        """One program calls operators where the other one's code was not recorded."""
+        if not case.is_one_sided:
+            return None
+        at = int(not case.golden)
+        other = (case.region.golden, case.region.mine)[1 - at]
+        unseen = any(call.inner for call in other) and not self.calls.has_operators[1 - at]
+        return self._between(case) if unseen else None
+
+    def _only_one_program_calls_it(self, case: _Case) -> Blamed | None:
+        """Only one program makes the calls; else what the other one does there, it passes on."""
+        calls = case.golden or case.mine
+        if not case.is_one_sided or not calls[-1].one_sided:
+            return None
+        at = int(not case.golden)
+        first = self._first_alone(calls, case.region, at)
+        found = self._one_sided(first, ("golden", "mine")[at], case.row, case.region.before)
+        told = evidence_text.of_missing(case.region, self._flows[0])
+        return replace(found, evidence=told or found.evidence)
+
+    def _given_another_tensor(self, case: _Case) -> Blamed | None:
+        """Mine's call takes another tensor of golden's than golden's call does."""
+        golden, mine = case.both
+        if golden and mine and case.region.is_given_another(self._flows[1]):
+            return self._given(golden, mine, case.row)
+        return None
+
+    def _written_otherwise(self, case: _Case) -> Blamed | None:
+        """The last calls of the two programs are not one call."""
+        golden, mine = case.both
+        if not golden or golden[-1] is mine[-1]:
+            return None
+        if any(call.is_operator for call in (*golden, *mine)):
+            return self._rewritten(golden, mine, case.row)
+        return self._between(case)
+
+    def _other_arguments(self, case: _Case) -> Blamed | None:
+        """The code around gives the call other arguments."""
+        call, region = self._last(case), case.region
+        outside = [any(c.inner for c in side) for side in (region.golden, region.mine)]
+        if case.row.site.role == "output" and outside[0] != outside[1] and call.same_kind:
+            return self._between(case)
+        return None
+
+    def _other_setting(self, case: _Case) -> Blamed | None:
+        """A weight, an operator, an argument or an attribute differs."""
+        call = self._last(case)
+        setting = self.by_setting(call)
+        if setting is None:
+            return None
+        evidence = f"{setting.evidence}; {evidence_text.of_inputs(call)}"
+        return replace(setting, evidence=f"{evidence}; {evidence_text.of_difference(case.row)}")
+
+    # ---------------------------------------------------------------------------------------------
+
+    def _last(self, case: _Case) -> ComparedCall:
+        """Return the call that gives a region's row."""
+        _, mine = case.both
+        if not mine or self.calls.is_made_around(mine[-1], case.own):
+            return case.own
+        return mine[-1]
+
+    def _misplaced(self, region: Region, row: Difference, words: str) -> Blamed | None:
+        """Blame a weight whose values lie in other places."""
+        call = self.calls.of(row)
+        evidence = f"{words}; {evidence_text.of_difference(region.row)}"
+        return None if call is None else Blamed(call, causes.WEIGHT, evidence, row)
+
+    def _is_from_caller(self, region: Region) -> bool:
+        """Tell whether mine is called with the tensor, which golden may make itself."""
+        record = region.row.pair.mine
+        if record is None or record.site.role != "input" or region.mine:
+            return False
+        base = self._flows[1].base(record)
+        return base.site.role == "input" and self._flows[1].call(base).around is None
+
+    def _acts(self, region: Region) -> tuple[list[ComparedCall], list[ComparedCall]]:
+        """Return the calls of a region that compute: operators, and modules with nothing inside."""
+        kept = [[c.key for c in side if not c.inner] for side in (region.golden, region.mine)]
+        golden, mine = self.calls.both(region)
+        return (
+            [c for c in golden if c.golden in kept[0] and not changes_nothing(c)],
+            [c for c in mine if c.mine in kept[1] and not changes_nothing(c)],
+        )
+
+    def _between(self, case: _Case) -> Blamed:
+        """Blame the code before a call: it is given something else, made from what agrees."""
+        call, row, region = case.own, case.row, case.region
+        kind, holder = kind_of(row), self.calls.holder(call)
+        made = origin(row, self.calls)
+        if kind is not None and row.site.role == "input":
+            call, row = innermost(call, row, self.calls)
+            words = f"{call.path} received another {input_name(row)}{made}"
+            return self._placed(Blamed(call, kind, words, row), holder)
+        places = self._places(region)
+        calls = [c for side in (*region.golden, *region.mine) for c in (side.inner or [side])]
+        unseen = any(not c.outputs and c.start < row.pair.either.id for c in calls)
+        if unseen and row.site.role == "input":
+            words = f"first seen at input {row.site.slot} of {call.path}; its producer was not "
+            words += "recorded: record inputs and outputs"
+            found = self._placed(Blamed(call, causes.BEFORE, words, row), holder)
+            return replace(found, places=places)
+        if call.is_operator and places[1] == call.module:
+            words = f"the first tensor to differ is an input of {call.path}{made}"
+            return self._placed(Blamed(call, causes.INTRODUCED, words, row), holder)
+        words = f"{call.path or 'the model'} is the first call with another input{made}"
+        if row.site.role != "input" and region.before is None:
+            words = f"{call.path or 'the model'} is the first call with another output"
+        blamed = Blamed(call if holder is None else holder, causes.INTRODUCED, words, row)
+        return replace(self._placed(blamed, holder), places=places)
+
+    def _places(self, region: Region) -> tuple[str, str]:
+        """Return the innermost modules of golden and mine whose code makes a region's error.
+
+        Only code after the last tensor that agrees counts: the rest made what agrees too.
+        """
+        found = []
+        for at, flow in enumerate(self._flows):
+            entries = ((d.pair.golden, d.pair.mine)[at] for d in region.entries)
+            last = max((flow.known_by(entry) for entry in entries if entry is not None), default=-1)
+            record = region.takes[at]
+            makers = [] if record is None else flow.makers(record, last)
+            paths = [module_of(call.key.path) for call in makers]
+            found.append(common_ancestor(paths) if paths else around(record))
+        return found[0], found[1]
+
+    def _first_alone(self, calls: list[ComparedCall], region: Region, at: int) -> ComparedCall:
+        """Return the first call of a chain that only one program makes, as a module if it is one.
+
+        ``at``: 0 if that is golden, 1 if mine. Masks and the like are made on the way of what is
+        computed with them.
+        """
+        keys = {(call.golden, call.mine)[at] for call in calls if call.one_sided}
+        chain = [call for call in (region.golden, region.mine)[at] if call.key in keys]
+        first = next((call for call in chain if not call.gives_indices), chain[0])
+        return self.calls.at(at, self.narrowing.made_up(first, chain, at).key)
+
+    def _one_sided(
+        self, call: ComparedCall, owner: str, row: Difference, before: FlowCall | None = None
+    ) -> Blamed:
+        """Blame the first call of a chain that only one program makes, ``before`` another one."""
+        words = f"only {owner} calls {call.op if call.is_operator else call.path}"
+        words += f" before {before.key.path}" if before is not None else ""
+        if call.is_operator:
+            words += f", and its result reaches {row.site.role} {row.site.slot} of {row.op}"
+        own = (call.golden, None) if owner == "golden" else (None, call.mine)
+        alone = ComparedCall(own[0], own[1], call.inputs, call.weights, call.outputs)
+        blamed = self._placed(Blamed(alone, causes.OTHER_OPS, words, row), self.calls.holder(call))
+        return replace(blamed, row=next(iter(call.outputs or call.inputs), row))
+
+    def _idle(self, golden: list[ComparedCall], mine: FlowCall, region: Region) -> Blamed:
+        """Blame a module that computes and gives what it takes, where golden changes that."""
+        taken = {d.pair.golden for r in mine.inputs for d in self._flows[1].rows[r.id]} - {None}
+        takes = (c for c in golden if not taken.isdisjoint(d.pair.golden for d in c.inputs))
+        theirs, ours = next(takes, golden[0] if golden else None), self.calls.at(1, mine.key)
+        where = f" where golden calls {theirs.op}" if theirs else ""
+        words = f"{ours.path} gives what it takes{where}; {evidence_text.of_difference(region.row)}"
+        call = as_one(theirs, ours) if theirs else ours
+        region = replace(region, mine=[mine], before=None)
+        return Blamed(call, causes.INTRODUCED, words, region.row, region)
+
+    def _rewritten(
+        self, golden: list[ComparedCall], mine: list[ComparedCall], row: Difference
+    ) -> Blamed:
+        """Blame a chain of calls that mine writes otherwise, and not equal in effect."""
+        golden, mine = (near(side, at, row) for at, side in enumerate((golden, mine)))
+        call = as_one(golden[0], mine[0])
+        setting = self.by_setting(call) if len(golden) == len(mine) == 1 else None
+        if setting is not None:
+            evidence = f"{setting.evidence}; {evidence_text.of_difference(row)}"
+            return replace(setting, evidence=evidence)
+        theirs, ours = map(evidence_text.of_operators, (golden, mine))
+        words = f"golden calls {theirs} where mine calls {ours}"
+        blamed = self._placed(
+            Blamed(call, causes.OTHER_OPS, words, row), self.calls.holder(mine[0])
+        )
+        if len(mine) == 1 < len(golden) and mine[0].mine is not None:  # the one call stands for all
+            return replace(blamed, named=mine[0].mine.path)
+        return blamed
+
+    def _given(
+        self, golden: list[ComparedCall], mine: list[ComparedCall], row: Difference
+    ) -> Blamed:
+        """Blame the code that gives a call another tensor than golden's takes."""
+        call = mine[0] if mine[0] in golden else as_one(golden[0], mine[0])
+        words = f"{call.path} is given another tensor"
+        return self._placed(Blamed(call, causes.INTRODUCED, words, row), None)
+
+    def _placed(self, b: Blamed, holder: ComparedCall | None) -> Blamed:
+        """Add what the module around a blamed call contributes: its settings, its place."""
+        if b.cause in (causes.INTRODUCED, causes.WRONG_MASK) and not b.call.one_sided:
+            setting = self.by_setting(b.call)
+            if setting is not None:
+                evidence = f"{setting.evidence}; {evidence_text.of_difference(setting.row)}"
+                return replace(setting, evidence=evidence)
+        if holder is None:
+            return replace(b, evidence=f"{b.evidence}; {evidence_text.of_difference(b.row)}")
+        settings = scalars.words(scalars.of_module(holder, self.runs))
+        evidence = f"{settings}; {b.evidence}" if settings else b.evidence
+        cause = b.cause
+        if cause == causes.INTRODUCED and settings:
+            cause = causes.SCALAR
+        if cause == causes.INTRODUCED and self._earlier(holder):
+            cause = causes.CARRIED_OVER
+        drawn = verify.by_chance(holder, self.runs) if cause == causes.INTRODUCED else None
+        if drawn is not None and holder.path not in self.calls.operated:
+            cause, evidence = causes.NONDETERMINISTIC, f"{drawn.words}; {evidence}"
+        differs = evidence_text.of_difference(b.row)
+        evidence = f"in {holder.path or 'the model'}: {evidence}; {differs}"
+        return replace(b, cause=cause, evidence=evidence)
+
+    def by_setting(self, call: ComparedCall) -> Blamed | None:
+        """Blame a difference that is visible without computing.
+
+        It is a weight, another operator, a scalar argument or an attribute.
+        """
+        row = call.bad_output or next(call.rows())
+        cause, evidence = self.weights.blamed(call, row)
+        setting = self._by_arguments(call, row) if cause != causes.WEIGHT else None
+        if setting is not None or not evidence:
+            return setting
+        owner = self._owner(call)
+        return Blamed(owner, cause, evidence, owner.bad_output or row)
+
+    def _by_arguments(self, call: ComparedCall, row: Difference) -> Blamed | None:
+        golden, mine = call.ops
+        if call.is_operator and golden and mine and not same_operator(golden, mine):
+            owner = self._owner(call)
+            eps = scalars.of_module(owner, self.runs) if owner.is_rewritten else []
+            if eps:
+                return Blamed(owner, causes.SCALAR, scalars.words(eps), owner.bad_output or row)
+            evidence = f"it is {golden} in golden and {mine} in mine"
+            return Blamed(call, causes.OTHER_OPS, evidence, row)
+        if call.is_rewritten:
+            return None  # arguments and attributes of different classes can't be compared
+        arguments = scalars.of_call(call, self.runs)
+        if arguments:
+            evidence = scalars.words([*arguments, *scalars.of_module(call, self.runs)])
+            return Blamed(call, causes.SCALAR, evidence, row)
+        settings = [] if call.is_operator else scalars.of_module(call, self.runs)
+        if settings and call.path not in self.calls.operated:
+            return Blamed(call, causes.SCALAR, scalars.words(settings), row)
+        return None
+
+    def _owner(self, call: ComparedCall) -> ComparedCall:
+        """Return the module call around an operator, if modules were recorded."""
+        if not call.is_operator:
+            return call
+        module, run_pass = call.module, call.key[:4]
+        around = (c for c in self.calls.all if c.path == module and c.key[:4] == run_pass)
+        return next((c for c in around if c.bad_output), call)
+
+    def _run_again(self, case: _Case) -> Blamed:
+        """Blame a suspect by its records, and by a replay."""
+        suspect, row = self._last(case), case.row
+        changed = self.weights.updates.unknown(suspect, row)
+        cause, inputs = self._by_records(suspect, changed)
+        golden, mine = suspect.ops
+        if suspect.is_rewritten:
+            inputs = f"it is a {golden} in golden and a {mine} in mine; {inputs}"
+        evidence = f"{inputs}; {evidence_text.of_difference(row)}"
+        late = self._tested >= constants.SUSPECTS_REPLAYED
+        test = verify.by_chance if late else verify.test
+        tested = test(suspect, self.runs) if row.verdict == "diverged" else None
+        if tested is None:
+            return Blamed(suspect, cause, evidence, row, rule="by_records")
+        self._tested += 1
+        if tested.kind == verify.RANDOM:
+            return Blamed(suspect, causes.NONDETERMINISTIC, tested.words, row, rule="random")
+        if tested.kind == verify.PASSES_ON:
+            source = None if self.made else self._before(suspect)
+            if source is not None:
+                return replace(source, rule="made_before")
+            evidence = f"{tested.words}; {evidence}"
+            return Blamed(suspect, causes.INHERITED, evidence, row, rule="passes_on")
+        if tested.kind == verify.MAKES and (suspect.is_operator or not changed):
+            cause = causes.INTRODUCED
+        if tested.kind == verify.MAKES or tested.score:
+            evidence = f"{evidence}; {tested.words}"
+        return Blamed(suspect, cause, evidence, row, rule="replayed")
+
+    def _by_records(self, call: ComparedCall, changed: str) -> tuple[str, str]:
+        """Return the cause, and a clause on the inputs, from the records alone."""
+        if call.is_fused and not call.inputs:
+            return causes.INTRODUCED, "its kernel reads only inputs of the graph"
+        if not call.inputs:
+            return causes.UNKNOWN_INPUT, "its inputs were not recorded"
+        cause = causes.CARRIED_OVER if changed or self._earlier(call) else causes.INTRODUCED
+        return cause, "; ".join(filter(None, (changed, evidence_text.of_inputs(call))))
+
+    def _earlier(self, call: ComparedCall) -> bool:
+        """Tell whether an earlier step diverged: what nobody recorded may carry its error over."""
+        s, is_seen = self.start.site, call.is_operator or call.path in self.calls.operated
+        return not is_seen and (s.generation, s.step) < (call.key.generation, call.key.step)
+
+    def _before(self, suspect: ComparedCall) -> Blamed | None:
+        """Find the call that made the error which the suspect only magnifies, and blame it."""
+        queue, seen, best = [suspect], {id(suspect)}, None
+        while queue and len(seen) <= constants.CALLS_BEFORE:
+            current = queue.pop(0)
+            for row in (*current.inputs, *current.outputs):  # a module's output was made inside it
+                for producer in self.calls.producers(row) if row.error else ():
+                    call = self.calls.of(producer) if producer is not None else None
+                    if call is None or id(call) in seen:
+                        continue
+                    seen.add(id(call))
+                    queue.append(call)
+                    if call.one_sided and call.is_operator and not self._rounding.is_of(call):
+                        owner = "golden" if call.mine is None else "mine"
+                        alone = self._one_sided(call, owner, row)
+                        words = f"{alone.evidence}; {suspect.path} only magnifies the difference"
+                        return replace(alone, evidence=words)
+                    setting = self.by_setting(call)
+                    if setting is not None:
+                        words = f"{setting.evidence}; {suspect.path} only magnifies that error"
+                        return replace(setting, evidence=words)
+                    tested = verify.test(call, self.runs)
+                    if tested.score > max(constants.OPERATOR_EPSILONS, best[0] if best else 0.0):
+                        best = tested.score, call, tested.words
+        if best is None:
+            return None
+        _, call, words = best
+        row = max(call.outputs, key=lambda d: d.error or 0.0)
+        words = f"{words}; {suspect.path} magnifies that error beyond its limit"
+        return Blamed(call, causes.INTRODUCED, words, row)
+
+
+# tried in this order: the first that fits is the cause; else the call is replayed
+RULES: tuple[Callable[[Judge, _Case], Blamed | None], ...] = (
+    Judge._wrong_weight,
+    Judge._overflow,
+    Judge._rotated_otherwise,
+    Judge._order_never_undone,
+    Judge._weights_in_other_order,
+    Judge._unlike_other_layers,
+    Judge._another_number,
+    Judge._given_from_outside,
+    Judge._idle_module,
+    Judge._unrecorded_code,
+    Judge._only_one_program_calls_it,
+    Judge._given_another_tensor,
+    Judge._written_otherwise,
+    Judge._other_arguments,
+    Judge._other_setting,
+)

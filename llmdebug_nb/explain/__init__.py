@@ -1,1 +1,0 @@
-"""The search for the call that made an error, among all calls that differ."""

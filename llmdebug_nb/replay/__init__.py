@@ -1,0 +1,1 @@
+"""Compute a recorded call again, on its recorded inputs or on others."""

@@ -1,0 +1,1 @@
+"""Find the calls where two programs part for good."""

@@ -1,0 +1,1 @@
+"""The lines of both programs, side by side."""
