@@ -120,7 +120,7 @@ def ports(folder: Path, rounds: int) -> Iterator[str]:
     for name in ("gptlike", *SMALL_PORTS):
         port = PORTS[name]
         count = MANY_LAYERS if name == "gptlike" else layers
-        gptlike.SETTINGS["n_layer"], gptlike.LAYERS = count, range(count)
+        gptlike.SETTINGS["n_layer"] = count
         paths = [folder / f"{name}-{CORRECT}", folder / f"{name}-golden"]
         program = port.golden()
         record(program, paths[1], "functions")

@@ -1,7 +1,7 @@
 """Write the TypeScript of the messages between pages and the kernel.
 
-`src/widget/wire.ts` is made from `llmdebug_nb/show/wire.py`, `wire_findings.py`, `wire_halts.py`,
-`wire_layers.py` and `wire_requests.py`, and `src/plugin/wire.ts` from
+`src/widget/wire.ts` is made from `llmdebug_nb/show/row_columns.py`, `wire.py`, `wire_findings.py`,
+`wire_halts.py`, `wire_layers.py` and `wire_requests.py`, and `src/plugin/wire.ts` from
 `llmdebug_nb/notebook/desk_wire.py`.
 
 python labextension/wire_types.py            # write them
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import sys
 import types
 import typing
@@ -20,6 +21,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 TARGETS = {
     (
+        "llmdebug_nb.show.row_columns",
         "llmdebug_nb.show.wire",
         "llmdebug_nb.show.wire_findings",
         "llmdebug_nb.show.wire_halts",
@@ -97,6 +99,19 @@ def interface(cls: type, aliases: dict[object, str]) -> list[str]:
     return [*jsdoc(cls), f"export interface {cls.__name__} {{", *body, "}"]
 
 
+def constants(module: types.ModuleType, aliases: dict[object, str]) -> list[list[str]]:
+    """Return the lists of a module that are declared with a type."""
+    return [
+        [
+            f"export const {name}: {typescript(hint, aliases)} = [",
+            *(f"  {json.dumps(one)}," for one in getattr(module, name)),
+            "];",
+        ]
+        for name, hint in typing.get_type_hints(module).items()
+        if typing.get_origin(hint) is list
+    ]
+
+
 def generate(names: tuple[str, ...]) -> str:
     """Return the text of a wire.ts."""
     modules = load(names)
@@ -105,6 +120,7 @@ def generate(names: tuple[str, ...]) -> str:
     for module in modules:
         classes = [one for one in vars(module).values() if typing.is_typeddict(one)]
         blocks += [interface(one, aliases) for one in classes if one.__module__ == module.__name__]
+        blocks += constants(module, aliases)
     ops = [
         f"  {op}: {{ request: {request.__name__}; answer: {answer.__name__} }};"
         for op, (request, answer) in modules[-1].ANSWERS.items()

@@ -108,9 +108,6 @@ class _Page(on_device.Page):
 def fake_device(patch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
     """Let tapes that are made in the block believe that all tensors lie on a device."""
     device = FakeDevice()
-    observer, notes = torch_observer.observer(), native.notes()
-    if observer is not None:
-        observer.use(notes, False)  # it asks torch itself where a tensor lies
     with patch.context() as patched:
         patched.setattr(torch_observer, "observer", lambda: None)
         view = ctypes.cast(device.view, ctypes.c_void_p).value
@@ -128,5 +125,3 @@ def fake_device(patch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
             yield device
         finally:
             native._make.cache_clear()
-            if observer is not None:
-                observer.use(notes, True)

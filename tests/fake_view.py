@@ -1,28 +1,29 @@
-"""A small run, or comparison, in memory, that answers every op of `wire`.
-
-Its rows, findings and tensors are invented; tree, steps, map of layers and pictures are the real
-ones. A test may change ``data`` (the rows) and ``steps`` as it wants.
-"""
+"""A small run, or comparison, in memory, that answers every op of `wire`."""
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from llmdebug_nb.align.pairs import Pair
-from llmdebug_nb.comparison.differences import Difference
-from llmdebug_nb.core.errors import DumpWriteError, TensorLookupError
-from llmdebug_nb.core.records import Node, Record, RootCall, Site, Summary
-from llmdebug_nb.show import filters, layers, wire, wire_findings, wire_layers, wire_requests
-from llmdebug_nb.show.columns import Columns
-from llmdebug_nb.show.series import line
-from llmdebug_nb.show.tables import EVERYTHING
-from llmdebug_nb.show.tensors import errors, scatter, worst
-from llmdebug_nb.show.tree import Tree
-from llmdebug_nb.show.views import View
+from llmdebug_nb.comparison.differences import EXPECTED, Difference, RowVerdict, Verdict
+from llmdebug_nb.core.errors import DumpWriteError
+from llmdebug_nb.core.records import Node, Record, Site, Summary
+from llmdebug_nb.findings.finding import Finding, Proof
+from llmdebug_nb.findings.headline import Headline
+from llmdebug_nb.show import wire, wire_findings, wire_requests
+from llmdebug_nb.show.report_view import ReportView
+from llmdebug_nb.show.series import line, site_key
+from llmdebug_nb.show.tensors import Array
+from llmdebug_nb.show.view_data import Answer
+from llmdebug_nb.source.lines import Source
+from llmdebug_nb.store.expectation import Expectation
 
 HIDDEN, HEADS, PROMPT = 64, 4, 12
 LEAVES = {
@@ -48,8 +49,25 @@ TYPES = {
 BROKEN = "model.layers.1.mlp.down_proj"
 SCRIPT = 'print("called again")\n'
 HOSTILE = '<img src=x onerror="window.hacked=1">'
-
-
+EVIDENCE = "replayed on its own inputs, the op gives another result: 0.31, noise floor 0.012"
+HEADLINES = [
+    Headline(
+        "Made in",
+        "port.py:30",
+        f"{BROKEN} (FastLinear, was Linear)",
+        "Mine's value is golden's times 0.5.",
+        "replayed on its own inputs, the op gives another result.",
+        "Look at the scale.",
+    ),
+    Headline(
+        "A weight differs in",
+        "lm_head",
+        "lm_head (Linear)",
+        "Weight differs.",
+        "weight: 12 of 4,096 elements.",
+        "Look at how the weight is loaded.",
+    ),
+]
 LISTING: wire_findings.CodeView = {
     "golden_file": "model.py",
     "golden_function": "Block.forward",
@@ -79,14 +97,99 @@ LISTING: wire_findings.CodeView = {
 }  # fmt: skip
 
 
-class FakeView(View):
-    """``report``: a comparison that goes wrong in `BROKEN` from the first decode step on."""
+class FakeReport:
+    """What a report knows; for a run, no row diverged."""
+
+    caution = ""
+    kept_in = "runs/compiled.expected.json"
+    changed: Callable[[], None]
+    proof: Proof | None = None
+
+    def __init__(self, differences: list[Difference], steps: int) -> None:
+        self.differences, self.steps = differences, steps
+        self.expected: list[Expectation] = []
+
+    @property
+    def _bad(self) -> list[Difference]:
+        return [d for d in self.differences if d.verdict == "diverged"]
+
+    @property
+    def verdict(self) -> Verdict:
+        return "diverged" if self._bad else EXPECTED if self.expected else "match"
+
+    @property
+    def findings(self) -> list[Finding]:
+        if not (bad := self._bad):
+            return []
+        mine = Source(BROKEN, "FastLinear", "port.py", 30)
+        first = Finding(BROKEN, "Linear", 2, "op-differs", EVIDENCE, bad[0], mine=mine)
+        weight = "weight: 12 of 4,096 elements"
+        second = Finding("lm_head", "Linear", 3, "weight differs", weight, bad[-1])
+        return [replace(first, proof=self.proof), second]
+
+    def headlines(self) -> list[Headline]:
+        return HEADLINES[: len(self.findings)]
+
+    def lines(self) -> list[str]:
+        return [
+            f"{len(self.differences):,} records in {self.steps} steps",
+            f"{len(self._bad)} pairs diverged, 0 unmatched",
+        ]
+
+    def summary(self) -> str:
+        return "It differs. The error is made there. Look at the code."
+
+    def notes(self) -> list[str]:
+        return []
+
+    def prove(self, finding: Finding) -> None:
+        says = "With golden's value in its place, all 12 rows agree."
+        self.proof = Proof(True, 12, 0, says)
+
+    def look_inside(self, finding: Finding) -> FakeReport:
+        return self
+
+    def expect(self, what: Any, comment: str) -> None:
+        if comment == "boom":
+            raise DumpWriteError("can't write expected.json: read-only")
+        mark = Expectation(what.path if isinstance(what, Finding) else what.site.path, comment)
+        self.expected.append(mark)
+        for d in self._bad:
+            if d.site.path == mark.path:
+                self.differences[d.index] = replace(d, verdict=EXPECTED, expected=mark)
+        self.changed()
+
+    def unexpect(self, mark: Expectation) -> None:
+        self.expected.remove(mark)
+        for d in self.differences:
+            if d.expected == mark:
+                self.differences[d.index] = replace(d, verdict="diverged", expected=None)
+        self.changed()
+
+
+def asked(op: str, key: str) -> Any:
+    """Return a method that notes what it is asked for, and answers as the view of a report."""
+
+    def ask(view: FakeView, request: dict[str, Any]) -> Any:
+        view.asked.append((op, request[key]))
+        return getattr(ReportView, op)(view, request)
+
+    return ask
+
+
+class FakeView(ReportView):
+    """``report``: a comparison that goes wrong in `BROKEN` from the first decode step on.
+
+    A run is shown by the same code, as if all its rows agreed.
+    """
 
     part = ""  # what was kept of each tensor
     kernel: wire.KernelView | None = None  # that computes each tensor of mine
     points = 4096  # of a scatter plot at most
-    proof = ""
-    is_inside = False
+    _made = frozenset({(BROKEN, 0)})
+    children, heads = asked("children", "parent"), asked("heads", "row")
+    prove, inside = asked("prove", "finding"), asked("inside", "finding")
+    expect, unexpect = asked("expect", "row"), asked("unexpect", "mark")
 
     def __init__(
         self,
@@ -96,129 +199,130 @@ class FakeView(View):
         extra: tuple[str, ...] = (),
         records: int = 0,
     ) -> None:
-        calls = [RootCall(0, -1, 0, "warmup"), RootCall(1, 0, 0, "prefill")]
-        calls += [RootCall(index, 0, index - 1, "decode") for index in range(2, steps)]
-        super().__init__(calls[:steps])
-        self.kind = "report" if report else "run"
         self.report = report
         self.asked: list[tuple[str, int]] = []
         self.paths = {"model.embed_tokens": "Embedding"}
         self.paths |= {
             f"model.layers.{n}.{leaf}": kind for n in range(layers) for leaf, kind in LEAVES.items()
         }
-        self.paths |= {"model.norm": "RMSNorm", "lm_head": "Linear"} | dict.fromkeys(
-            extra, "Hostile"
-        )
-        self.records: list[Record] = []
-        self.data: list[wire.Row] = []
-        for call in calls[:steps]:
-            for path, op in self.paths.items():
-                self._record(call, path, op, "input")
-                self._record(call, path, op, "output")
-        for number in range(records - len(self.data)):
-            self._record(calls[0], f"model.many.{number}", "Identity", "output")
-        self.marks: list[wire.Mark] = []
-        self.nodes = self._nodes()
-        self.steps: Any = self.step_views(
-            *(self._counted("step", bad) for bad in (None, "diverged"))
-        )
-        self.tree = self._tree()
-
-    def _record(self, call: RootCall, path: str, op: str, role: str) -> None:
-        number = len(self.data)
-        query = 1 if call.kind == "decode" else PROMPT
-        shape = (1, HEADS, query, PROMPT) if op == "Softmax" else (1, query, HIDDEN)
-        wrong = path in (BROKEN, "model.norm", "lm_head")
-        bad = self.report and call.kind == "decode" and role == "output" and wrong
-        low, high = -3.1 - number % 7 / 10, 2.9 + number % 5 / 10
-        nan = 3 if bad and path == "lm_head" else 0
-        summary = Summary("bfloat16", shape, low, high, 0.0123 * (number % 3), 27.71, nan, 0)
-        site = Site(path, step=call.step, generation=call.generation, role=role)
-        payload = None if path == "model.embed_tokens" else "kept"
-        self.records.append(Record(number, site, number, op, summary, payload=payload))
-        row = self.row_view(number, self.records[-1])
-        if self.report:
-            agreed: wire.Verdict = "match" if number % 3 else "within_noise"
-            row |= {"verdict": agreed, "error": 0.0021, "limit": 0.012}
-        if bad:
-            row |= {"verdict": "diverged", "error": 0.31, "reason": "error is 26 times its limit"}
-        self.data.append(row)
-
-    def _nodes(self) -> list[Node]:
-        paths = [
-            above for path in dict.fromkeys(r["path"] for r in self.data) for above in way(path)
+        self.paths |= {"model.norm": "RMSNorm", "lm_head": "Linear"}
+        self.paths |= dict.fromkeys(extra, "Hostile")
+        every = [self._step(index) for index in range(steps)]
+        calls = [
+            (step, path, op, role)
+            for step in every
+            for path, op in self.paths.items()
+            for role in ("input", "output")
         ]
-        at = {path: number for number, path in enumerate(dict.fromkeys(["", *paths]))}
-        nodes = []
-        for path in at:
+        # one has a name, as children that all are numbered were layers
+        more = [f"model.many.{number or 'first'}" for number in range(records - len(calls))]
+        calls += [(every[0], path, "Identity", "output") for path in more]
+        rows = [self._difference_at(number, *call) for number, call in enumerate(calls)]
+        nodes = self._nodes(dict.fromkeys(path for _, path, *_ in calls))
+        self._every = every
+        self.golden, self.mine = (  # type: ignore[assignment]
+            SimpleNamespace(label=label, path=None, where="", meta={}, nodes=nodes)
+            for label in ("runs/eager", "runs/compiled")
+        )
+        super().__init__(FakeReport(rows, steps))  # type: ignore[arg-type]
+
+    def _take(self, report: FakeReport) -> None:  # type: ignore[override]
+        self._report, report.changed = report, self.refresh  # type: ignore[assignment]
+        self.steps = self._every  # type: ignore[assignment]
+        self.step_index = {(one["generation"], one["step"]): one["index"] for one in self._every}
+        self.refresh()
+
+    def refresh(self) -> None:
+        self.__dict__.pop("data", None)
+        super().refresh()
+        self.tree.judged = self.report
+
+    @functools.cached_property
+    def data(self) -> list[wire.Row]:
+        """All rows."""
+        if not self.report:
+            return [self.row_view(d.index, d.pair.either) for d in self.differences]
+        return [super(FakeView, self)._difference_row(d.index) for d in self.differences]
+
+    def _difference_row(self, index: int) -> wire.Row:
+        return self.data[index]
+
+    def _step(self, index: int) -> wire.Step:
+        kind = "warmup" if index == 0 else "prefill" if index == 1 else "decode"
+        return {
+            "index": index,
+            "generation": -1 if index == 0 else 0,
+            "step": max(0, index - 1),
+            "kind": kind,
+            "label": "warm-up" if index == 0 else f"{index - 1} {kind}",
+            "text": "",
+            "requests": [],
+            "rows": 0,
+            "bad": 0,
+        }
+
+    def step_views(self, rows: Counter[int], bad: Counter[int]) -> list[wire.Step]:
+        for at, step in enumerate(self._every):
+            step["rows"], step["bad"] = rows[at], bad[at]
+        return self._every
+
+    def _difference_at(
+        self, number: int, step: wire.Step, path: str, op: str, role: str
+    ) -> Difference:
+        query = 1 if step["kind"] == "decode" else PROMPT
+        shape = (1, HEADS, query, PROMPT) if op == "Softmax" else (1, query, HIDDEN)
+        broken = role == "output" and path in (BROKEN, "model.norm", "lm_head")
+        bad = self.report and step["index"] >= 2 and broken
+        low, high, mean = -3.1 - number % 7 / 10, 2.9 + number % 5 / 10, 0.0123 * (number % 3)
+        nan = 3 if bad and path == "lm_head" else 0
+        record = Record(
+            number,
+            Site(path, step["step"], role=role, generation=step["generation"]),
+            number,
+            op,
+            Summary("bfloat16", shape, low, high, mean, 27.71, nan, 0),
+            payload=None if path == "model.embed_tokens" else "kept",
+        )
+        near: RowVerdict = "within_noise" if self.report and number % 3 == 0 else "match"
+        error = 0.31 if bad else 0.0021
+        return Difference(
+            number,
+            Pair(record, record, ""),
+            "diverged" if bad else near,
+            error,
+            0.012,
+            {"max_abs": 0.93, "cosine": 0.99941, "rel_l2": error},
+            "error is 26 times its limit" if bad else None,
+        )
+
+    def _nodes(self, leaves: dict[str, None]) -> list[Node]:
+        """Return the modules, each behind its parent."""
+        at = {"": 0}
+        for leaf in leaves:
+            names = leaf.split(".")
+            for n in range(len(names)):
+                at.setdefault(".".join(names[: n + 1]), len(at))
+        nodes = [Node("", "LlamaForCausalLM", TYPES[""], -1)]
+        for path in list(at)[1:]:
             above, _, name = path.rpartition(".")
             kind = self.paths.get(path) or TYPES.get(path) or TYPES.get(name, "DecoderLayer")
-            nodes.append(Node(path, name or TYPES[""], kind, at[above] if path else -1))
+            nodes.append(Node(path, name, kind, at[above]))
         return nodes
-
-    def _counted(self, of: str, verdict: str | None) -> Counter[Any]:
-        return Counter(row[of] for row in self.data if verdict in (None, row["verdict"]))
-
-    def _tree(self) -> Tree:
-        verdicts = (None, "diverged", "within_noise", "unmatched", "expected")
-        rows, bad, *judged = (self._counted("path", verdict) for verdict in verdicts)
-        comments = {r["path"]: [r["expected"]] for r in self.data if r["verdict"] == "expected"}
-        return Tree(self.nodes, rows, bad, tuple(judged) if self.report else None, comments)
-
-    tree: Any = None  # as `expect` makes another
 
     def text(self) -> str:
         return (
-            f"{'report' if self.report else 'run'} of {len(self.data)} records in "
+            f"{'report' if self.report else 'run'} of {len(self.differences)} records in "
             f"{len(self.steps)} steps"
         )
 
     def overview(self, request: wire_requests.OverviewRequest | None = None) -> wire.Overview:
-        bad = [row for row in self.data if row["verdict"] == "diverged"]
+        shown = super().overview(request)
+        if self.report:
+            return {**shown, "title": "tiny-llama, eager vs compiled", "notes": []}
         return {
-            "kind": "report" if self.report else "run",
-            "title": "tiny-llama, eager vs compiled" if self.report else "tiny-llama, eager",
-            "golden": "runs/eager" if self.report else "",
-            "mine": "runs/compiled" if self.report else "",
-            "verdict": ("diverged" if bad else "expected" if self.marks else "match")
-            if self.report
-            else None,
-            "notes": [],
-            "caution": "",
-            "lines": [f"{len(self.data):,} records in {len(self.steps)} steps"]
-            + [f"{len(bad)} pairs diverged, 0 unmatched"] * self.report,
-            "summary": "It differs. The error is made there. Look at the code." * self.report,
-            "steps": self.steps,
-            "marks": self.marks,
-            "kept": "runs/compiled.expected.json" * self.report,
-            "first_bad": bad[0]["id"] if bad else -1,
-            "rows": len(self.data),
-            "ranks": [],
-            "inside": self.is_inside,
-            "halt": 0,
-            "findings": self._findings(bad) if bad else [],
-        }
-
-    def _findings(self, bad: list[wire.Row]) -> list[wire.FindingView]:
-        first: Any = {
-            "path": BROKEN, "op": "Linear", "step": 2, "cause": "op-differs", "row": bad[0]["id"],
-            "evidence": "replayed on its own inputs, the op gives another result: 0.31, "
-            "noise floor 0.012",
-            "expected": bad[0]["expected"], "mark": -1, "head": "Made in", "place": "port.py:30",
-            "where": f"{BROKEN} (FastLinear, was Linear)",
-            "what": "Mine's value is golden's times 0.5.",
-            "why": "replayed on its own inputs, the op gives another result.",
-            "do": "Look at the scale.", "file": "port.py", "line": 30, "proof": self.proof,
+            **shown, "kind": "run", "title": "tiny-llama, eager", "golden": "", "mine": "",
+            "verdict": None, "lines": shown["lines"][:1], "summary": "", "notes": [], "kept": "",
         }  # fmt: skip
-        second: Any = {
-            "path": "lm_head", "op": "Linear", "step": 3, "cause": "weight differs",
-            "row": bad[-1]["id"], "evidence": "weight: 12 of 4,096 elements", "expected": "",
-            "mark": -1, "head": "A weight differs in", "place": "lm_head",
-            "where": "lm_head (Linear)", "what": "Weight differs.",
-            "why": "weight: 12 of 4,096 elements.", "do": "Look at how the weight is loaded.",
-            "file": "", "line": 0, "proof": "",
-        }  # fmt: skip
-        return [first, second]
 
     def finding(self, request: wire_requests.FindingRequest) -> wire_findings.FindingDetail:
         self.asked.append(("finding", request["finding"]))
@@ -259,112 +363,11 @@ class FakeView(View):
             "listing": LISTING,
         }
 
-    def prove(self, request: wire_requests.ProveRequest) -> wire.Overview:
-        self.asked.append(("prove", request["finding"]))
-        self.proof = "With golden's value in its place, all 12 rows agree."
-        return self.overview()
-
-    def inside(self, request: wire_requests.InsideRequest) -> wire.Overview:
-        self.asked.append(("inside", request["finding"]))
-        self.is_inside = request["finding"] >= 0
-        return self.overview()
-
-    @property
-    def layer_errors(self) -> layers.LayerErrors:
-        columns = Columns(self.differences, [row["step"] for row in self.data])
-        return layers.layer_errors(self.tree, columns, len(self.steps), {(BROKEN, 0)})
-
-    @property
-    def differences(self) -> list[Difference]:
-        return [
-            Difference(
-                row["id"], Pair(record, None, ""), row["verdict"], row["error"], row["limit"]
-            )
-            for row, record in zip(self.data, self.records, strict=True)
-        ]
-
-    def calls(self, request: wire_requests.CallsRequest) -> wire_layers.Calls:
-        asked = request["layer"], request["step"], request["n"]
-        return layers.calls(self.layer_errors, self.differences, *asked)
-
-    def layers(
-        self, request: wire_requests.LayersRequest
-    ) -> tuple[wire_layers.LayerMap, list[memoryview]]:
-        found = self.layer_errors
-        grids = found.error, found.limit, found.row, found.state
-        answer: wire_layers.LayerMap = {"layers": found.layers, "steps": len(self.steps)}
-        return answer, [memoryview(grid.tobytes()) for grid in grids]
-
-    def worst(self, request: wire_requests.WorstRequest) -> wire.Worst:
-        golden, mine = (self.tensor(request["row"], which) for which in ("golden", "mine"))
-        elements, differing = worst(golden, mine, request["n"])
-        return {"elements": elements, "differing": differing}
-
     def errors(self, request: wire_requests.ErrorsRequest) -> wire.ErrorHistogram:
-        golden, mine = (self.tensor(request["row"], which) for which in ("golden", "mine"))
-        return {**errors(golden, mine, request["bins"]), "limit": 0.012}
+        return {**super().errors(request), "limit": 0.012}
 
-    def scatter(
-        self, request: wire_requests.ScatterRequest
-    ) -> tuple[wire.Scatter, list[memoryview]]:
-        golden, mine = (self.tensor(request["row"], which) for which in ("golden", "mine"))
-        answer, buffers = scatter(golden, mine, self.points, request["size"])
-        return answer, [memoryview(buffer.tobytes()) for buffer in buffers]
-
-    def expect(self, request: wire_requests.ExpectRequest) -> wire.Overview:
-        self.asked.append(("expect", request["row"]))
-        if request["comment"] == "boom":
-            raise DumpWriteError("can't write expected.json: read-only")
-        number = (
-            request["row"]
-            if request["row"] >= 0
-            else next(r["id"] for r in self.data if r["path"] == BROKEN)
-        )
-        path = self.data[number]["path"]
-        self.marks.append({"text": path, "comment": request["comment"], "rows": 0})
-        for row in self.data:
-            if row["path"] == path and row["verdict"] == "diverged":
-                row |= {
-                    "verdict": "expected",
-                    "expected": request["comment"] or path,
-                    "mark": len(self.marks) - 1,
-                }
-                self.steps[row["step"]]["bad"] -= 1
-                self.marks[-1]["rows"] += 1
-        self.tree = self._tree()
-        return self.overview({"op": "overview"})
-
-    def unexpect(self, request: wire_requests.UnexpectRequest) -> wire.Overview:
-        self.asked.append(("unexpect", request["mark"]))
-        for row in self.data:
-            if row["mark"] == request["mark"]:
-                row |= {"verdict": "diverged", "expected": "", "mark": -1}
-                self.steps[row["step"]]["bad"] += 1
-        self.marks.pop(request["mark"])
-        self.tree = self._tree()
-        return self.overview({"op": "overview"})
-
-    def children(self, request: wire_requests.ChildrenRequest) -> wire.Children:
-        self.asked.append(("children", request["parent"]))
-        return super().children(request)
-
-    def _listed(self, request, step: int = -1) -> list[wire.Row]:
-        path = self.tree.path(request["node"])
-        wanted = filters.read(request["text"])
-        found = [
-            row
-            for row in self.data
-            if (step < 0 or request["every"] or row["step"] == step)
-            and (not path or row["path"] == path or row["path"].startswith(path + "."))
-            and (not request["mismatch"] or row["verdict"] in ("diverged", "unmatched"))
-            and wanted.passes(f"{row['path']} {row['op']} {row['dtype']}".lower(), [summary(row)])
-        ]
-        sort = request["sort"]
-        return (
-            sorted(found, key=lambda row: row[sort], reverse=request["descending"])
-            if sort
-            else found
-        )
+    def scatter(self, request: wire_requests.ScatterRequest) -> Answer:
+        return super().scatter({**request, "points": self.points})
 
     def rows(self, request: wire_requests.RowsRequest) -> wire.Page:
         self.asked.append(("rows", request["start"]))
@@ -372,53 +375,13 @@ class FakeView(View):
             raise ZeroDivisionError("division\nby zero")
         return super().rows(request)
 
-    def listed(self, request: wire_requests.RowsRequest) -> wire.Page:
-        rows, start = self._listed(request, request["step"]), request["start"]
-        page = rows[start : start + request["n"]]
-        return {"total": len(rows), "start": start, "rows": page, "problem": ""}
-
-    def first_rows(self, n: int) -> list[wire.Row]:
-        return self.data[:n]
-
-    def telling_rows(self, n: int) -> list[wire.Row]:
-        return [row for row in self.data if row["verdict"] == "diverged"][:n]
-
-    def _located(self, request, row: wire.Row | None) -> wire.Located:
-        listed = (
-            self._listed(request, row["step"])
-            if row and not filters.problem(request["text"])
-            else []
-        )
-        return {"row": row, "index": listed.index(row) if row in listed else -1}
-
-    def locate(self, request: wire_requests.LocateRequest) -> wire.Located:
-        if request["sort"]:
-            rows = self._listed(request, self.data[request["row"]]["step"])
-            at = [row["id"] for row in rows].index(request["row"]) + request["delta"]
-            return self._located(request, rows[at] if 0 <= at < len(rows) else None)
-        rows = self._listed(request)
-        if request["delta"] > 0:
-            return self._located(
-                request, next((row for row in rows if row["id"] > request["row"]), None)
-            )
-        before = [row for row in rows if row["id"] < request["row"] or request["row"] < 0]
-        return self._located(request, before[-1] if before else None)
-
-    def row(self, request: wire_requests.RowRequest) -> wire.Located:
-        if not 0 <= request["row"] < len(self.data):
-            raise TensorLookupError(f"no row {request['row']}; there are {len(self.data)}")
-        return self._located(request, self.data[request["row"]])
-
-    def find(self, path: str, step: int | None, role: str) -> int:
-        raise NotImplementedError
-
     def snapshot(self, state: wire.State) -> None:
         return None
 
-    def load(self, row: int, which: Any) -> np.ndarray:
+    def load(self, row: int, which: str) -> Array:
         return self.tensor(row, which)
 
-    def tensor(self, number: int, which: wire.Which) -> np.ndarray:
+    def tensor(self, number: int, which: str) -> np.ndarray:
         row = self.data[number]
         golden = np.random.default_rng(number).normal(size=row["shape"]).astype(np.float32)
         if row["op"] == "Softmax":
@@ -464,24 +427,17 @@ class FakeView(View):
         }
 
     def detail(self, request: wire_requests.DetailRequest) -> wire.Detail:
-        row = self.row({"op": "row", "row": request["row"], **EVERYTHING})["row"]
-        assert row is not None
-        made_by = row["id"] - 1 if row["id"] else -1
+        d = self._difference(request["row"])
+        row = self.data[d.index]
+        sides: tuple[wire.Which, ...] = ("golden", "mine", "difference")
         return {
             "row": row,
-            "sides": [
-                self._side(row, which)
-                for which in (("golden", "mine", "difference") if self.report else ("golden",))
-            ],
-            "metrics": [
-                {"name": "max_abs", "value": 0.93},
-                {"name": "cosine", "value": 0.99941},
-                {"name": "rel_l2", "value": row["error"]},
-            ]
+            "sides": [self._side(row, which) for which in (sides if self.report else sides[:1])],
+            "metrics": [{"name": name, "value": value} for name, value in d.metrics.items()]
             if self.report
             else [],
-            "producer": made_by,
-            "producer_label": f"{self.data[made_by]['path']} output[0]" if made_by >= 0 else "",
+            "producer": d.index - 1,
+            "producer_label": f"{self.data[d.index - 1]['path']} output[0]" if d.index else "",
             "flow": self.flow(row),
         }
 
@@ -505,32 +461,8 @@ class FakeView(View):
         )
 
     def series(self, request: wire_requests.SeriesRequest) -> wire.Series:
-        row = self.data[request["row"]]
-        same = [
-            one for one in self.data if (one["path"], one["role"]) == (row["path"], row["role"])
-        ]
         figure = "error" if self.report else "max"
-        return {
-            "lines": [
-                line(
-                    figure,
-                    [(one["step"], one["id"], float(one[figure])) for one in same],
-                    request["n"],
-                )
-            ]
-        }
-
-    def heads(self, request: wire_requests.HeadsRequest) -> tuple[wire.Heads, list[memoryview]]:
-        self.asked.append(("heads", request["row"]))
-        return super().heads(request)
-
-
-def summary(row: wire.Row) -> Summary:
-    low, high, mean, norm = (float(row[name]) for name in ("min", "max", "mean", "l2norm"))
-    return Summary(row["dtype"], tuple(row["shape"]), low, high, mean, norm, row["nan"], row["inf"])
-
-
-def way(path: str) -> Iterator[str]:
-    """Yield the modules down to a path."""
-    names = path.split(".")
-    return (".".join(names[: n + 1]) for n in range(len(names)))
+        same = self._by_site[site_key(self._difference(request["row"]).site)]
+        rows = [self.data[d.index] for d in same]
+        points = [(row["step"], row["id"], float(row[figure] or 0)) for row in rows]
+        return {"lines": [line(figure, points, request["n"])]}

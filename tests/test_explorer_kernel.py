@@ -167,7 +167,6 @@ def test_hostile_names_are_text(mount: Mount) -> None:
     }
     plain = view.overview
     view.overview = lambda request: {**plain(request), **hostile}  # type: ignore[method-assign]
-    view._layer = lambda path: path  # type: ignore[method-assign]
     source = {
         "which": "mine",
         "place": HOSTILE,

@@ -137,9 +137,9 @@ def test_states_differ_by_more_than_colour(mount: Mount) -> None:
     body = page.locator(".llmdebug-time-body")
     body.hover(position=at_cell(page, 0, 0))
     told = page.locator(".llmdebug-told")
-    expect(told).to_have_text("model.embed_tokens · warmup -1: nothing recorded")
+    expect(told).to_have_text("model.embed_tokens · warm-up: nothing recorded")
     body.click(position=at_cell(page, 0, 0))
-    expect(token(page)).to_have_text("warmup -1")
+    expect(token(page)).to_have_text("warm-up")
     body.hover(position=at_cell(page, 0, 2))
     expect(told).to_have_text("model.embed_tokens · 1 decode: written otherwise, equal in effect")
 

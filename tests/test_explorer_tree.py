@@ -103,7 +103,8 @@ def test_the_tree_says_each_verdict_by_mark_and_rolls_mismatches_up(mount: Mount
 def test_a_module_whose_rows_have_no_partner_says_how_many(mount: Mount) -> None:
     view = FakeView(report=True)
     node = view.tree.at["lm_head"]
-    view.tree.bad[node], view.tree.near[node], view.tree.alone[node] = 0, 0, 1234
+    view.tree.bad[node] = view.tree.near[node] = 0
+    view.tree.alone[node] = 1234
     page = mount(Explorer(view))
     head = page.get_by_role("treeitem", name=re.compile("^lm_head Linear unmatched"))
     expect(head.locator(".llmdebug-alone")).to_have_text("? 1,234")

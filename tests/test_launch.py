@@ -294,7 +294,7 @@ def test_a_recording_and_its_launcher_load_only_what_they_need(here):
     others = {
         "app.errcheck", "app.runs", "capture.alarms", "capture.compat.llamacpp_api",
         "capture.compat.onnxruntime_api", "capture.compat.openvino_api", "capture.empty_dump",
-        "capture.operators.modes", "capture.timing.profiler", "core.findings", "store.run",
+        "capture.operators.modes", "capture.timing.profiler", "comparison.differences", "store.run",
     }  # fmt: skip
     assert not {f"{ours}{name}" for name in others}.intersection(inside.split())
     assert not {"msgspec", "numpy", "sqlite3", "difflib"}.intersection(launcher.split())

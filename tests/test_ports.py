@@ -12,9 +12,12 @@ import pytest
 import llmdebug_nb as ld
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+import torch
 from ports import packages, score
+from ports.bugs import bugs
 from ports.entry import WEIGHTS, Bug, Port, difference, fits, load
 from ports.sets import PORTS, SETS
+from ports.weights import renamed
 
 EACH = [pytest.param(port, id=port.name) for port in PORTS.values()]
 SOURCE = "def f(x):\n    y = x + 1\n    return g(\n        y,\n        x,\n    )\n"
@@ -114,6 +117,58 @@ def test_stand_ins_are_gone_after_the_import() -> None:
         from absent.part import name
     assert name == 3
     assert not {"absent", "absent.part"} & set(sys.modules)
+
+
+TEXT = r"""
+sign: the sign is wrong
+    - y = x + 1
+    + y = x - 1
+    in (root) $PLACES a.*.$LAST
+    golden $LAST/Tensor.add@f
+    also return g(
+    early
+left_out: a line is left out
+    -         x,
+    in a
+    least 1e-4
+halved: a weight is halved
+    weights each(lambda w: w / FACTOR, "a.*.{q,k}")
+    in a
+wide: another setting
+    settings {"width": 3}
+    in a
+"""
+
+
+def test_bugs_are_read_from_text() -> None:
+    names = {"PLACES": ("b", ""), "LAST": "attn", "FACTOR": 2}
+    sign, left_out, halved, wide = bugs(TEXT, names)
+    assert sign == Bug(
+        "sign", "the sign is wrong", "y = x + 1", "y = x - 1", modules=("", "b", "", "a.*.attn"),
+        golden=("attn/Tensor.add@f",), also=("return g(",), early=True,
+    )  # fmt: skip
+    assert left_out.source(SOURCE) == SOURCE.replace("        x,\n", "")
+    assert left_out.least == 1e-4
+    state = {name: torch.ones(2) for name in ("a.0.q.weight", "a.1.k.bias", "a.0.v.weight")}
+    halved.convert(state)
+    assert {name: value[0].item() for name, value in state.items()} == {
+        "a.0.q.weight": 0.5,
+        "a.1.k.bias": 0.5,
+        "a.0.v.weight": 1.0,
+    }
+    assert wide.settings == {"width": 3}
+    assert [bug.in_code for bug in (sign, left_out, halved, wide)] == [True, True, False, False]
+
+
+def test_weights_are_renamed_one_by_one_or_joined() -> None:
+    given = {f"m.{n}.{kind}.weight": torch.full((1,), n) for n in (0, 1) for kind in "qkv"}
+    names = {"b.*.kv": "m.*.{k,v}", "b.*.{query,key}.gain": "m.*.{q,k}.weight", "none": "m.2"}
+    state = renamed(given, names)
+    assert {name: value.tolist() for name, value in state.items()} == {
+        f"b.{n}.{name}": [n] * count
+        for n in (0, 1)
+        for name, count in (("kv.weight", 2), ("query.gain", 1), ("key.gain", 1))
+    }
 
 
 def test_every_port_is_in_one_set() -> None:

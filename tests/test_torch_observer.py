@@ -13,7 +13,6 @@ import weakref
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     BertConfig,
@@ -33,11 +32,8 @@ from llmdebug_nb.capture.compat import torch_modes
 from llmdebug_nb.capture.operators.tape_modes import NotingMode
 from llmdebug_nb.capture.tape import native, torch_observer
 from llmdebug_nb.cli import main
-from llmdebug_nb.core import columns
 from models import llama
 from test_operator_tape import OPTIONS, Model, Replaced, differences, recorded
-from test_rows_in_c import PROGRAMS
-from test_rows_in_c import recorded as trained
 from test_tape import tables
 
 pytestmark = pytest.mark.skipif(native.tape(False) is None, reason="the tape was not built")
@@ -54,22 +50,15 @@ def built(tmp_path_factory):
         torch_observer.build()
         assert torch_observer.why_not() is None
         yield
-        observer = torch_observer.observer()
-        observer.use(native.notes(), False)
     torch_observer._load.cache_clear()
 
 
 @contextlib.contextmanager
 def by_mode():
-    """Let a dispatch mode see operators, and Python tell what a tensor is, as without a library."""
-    observer = torch_observer.observer()
+    """Let a dispatch mode see operators, as without a library."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_observer, "observer", lambda: None)
-        observer.use(native.notes(), False)
-        try:
-            yield
-        finally:
-            observer.use(native.notes(), True)
+        yield
 
 
 @pytest.fixture
@@ -655,91 +644,6 @@ def test_no_tensor_lives_longer(tmp_path):
     model = Called(work)
     rows(tmp_path, "run", model, lambda m: m(torch.ones(3, 4)))
     gc.collect()
-
-
-class Asked(TorchFunctionMode):
-    """Notes which methods of tensors are called through Python."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        self.names.append(function.__name__)
-        return function(*args, **(kwargs or {}))
-
-
-def looked_at(tensor):
-    """Return what a tensor is found to be, and which of its methods were asked for it."""
-    tape = native.tape(False)
-    with Asked() as asked:
-        seen = tape.look(tensor)
-    return None if seen is None else (seen.content(), seen.place(), seen.storage), asked.names
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.randn(3, 4),
-        torch.randn(3, 4).t(),
-        torch.randn(6, 4)[2:, 1],
-        torch.ones(2, dtype=torch.bfloat16),
-        torch.arange(5),
-        torch.ones(2, 2, requires_grad=True),
-        torch.nn.Parameter(torch.ones(2)),
-    ],
-    ids=lambda tensor: f"{type(tensor).__name__} {tensor.dtype} {tensor.stride()}",
-)
-def test_torch_itself_tells_what_a_tensor_is(tensor):
-    told, asked = looked_at(tensor)
-    with by_mode():
-        seen, through_python = looked_at(tensor)
-    assert told == seen is not None
-    assert asked == []
-    assert "untyped_storage" in through_python
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.randn(2, dtype=torch.complex64).conj().imag,  # negated when it is read
-        torch.randn(2, dtype=torch.complex64).conj(),
-        torch.ones(2, device="meta"),
-        torch.eye(2).to_sparse(),
-        torch._efficientzerotensor(2),
-    ],
-    ids=lambda tensor: f"{tensor.dtype} {tensor.device} {tensor.layout}",
-)
-def test_what_is_more_than_elements_in_memory_is_left_to_others(tensor):
-    assert looked_at(tensor)[0] is None
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_with_gradients_rows_are_those_that_python_finds(program, tmp_path):
-    """Python's look at a storage may keep PyTorch from summing a gradient in place."""
-    torch.use_deterministic_algorithms(True)  # fills memory that nothing was written to
-    try:
-        told, first = trained(tmp_path, "told", program)
-        with by_mode():
-            seen, second = trained(tmp_path, "seen", program)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert all(map(torch.equal, first, second))
-    told, seen = tables(told)["records"], tables(seen)["records"]
-    at = columns.RECORDS.names.index("producer")
-    assert [(*row[:at], *row[at + 1 :]) for row in told] == [
-        (*row[:at], *row[at + 1 :]) for row in seen
-    ]
-    gradients = [(a, b) for a, b in zip(told, seen, strict=True) if a[at] != b[at]]
-    assert all(a[4] == "backward" and b[at] is None for a, b in gradients)
-
-
-def test_a_recording_of_modules_alone_asks_torch_itself(tmp_path):
-    torch_observer._load.cache_clear()
-    torch_observer.observer().use(native.notes(), False)
-    torch_observer._load.cache_clear()
-    rows(tmp_path, "run", torch.nn.Linear(4, 4), lambda m: m(torch.ones(1, 4)), mode="module")
-    assert looked_at(torch.ones(2))[1] == []
 
 
 def test_a_library_of_other_sources_is_not_used(tmp_path, monkeypatch):

@@ -15,7 +15,8 @@ from llmdebug_nb.capture.weight_samples import sampled
 from llmdebug_nb.comparison.weight_noise import Still, WeightNoise, shown, turned, turned_by
 from llmdebug_nb.core.errors import StoreError
 from llmdebug_nb.core.records import Site, Summary
-from llmdebug_nb.core.updates import SAMPLES, UPDATED, History, Sample, sample_of
+from llmdebug_nb.core.updates import SAMPLES, UPDATED
+from llmdebug_nb.store.weight_history import History, Sample, sample_of
 from models import llama
 
 UPDATED_OTHERWISE = "weight changed otherwise"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
 import typing
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from llmdebug_nb.core import findings
+from llmdebug_nb.comparison import differences
 from llmdebug_nb.notebook import desk_wire
 from llmdebug_nb.show import wire, wire_requests
+from llmdebug_nb.show.row_columns import LIST_COLUMNS
 
 SCRIPT = Path(__file__).parent.parent / "labextension" / "wire_types.py"
 
@@ -57,6 +60,12 @@ def test_types_are_written_as_typescript(wire_types: ModuleType) -> None:
     assert {hint: wire_types.typescript(hint, aliases) for hint in expected} == expected
 
 
+def test_the_columns_of_the_list_come_along(wire_types: ModuleType) -> None:
+    text = next(iter(wire_types.TARGETS.values())).read_text(encoding="utf-8")
+    (listed,) = re.findall(r"const LIST_COLUMNS: ListColumn\[\] = (\[.*?)\n\];", text, re.DOTALL)
+    assert json.loads(listed.rstrip(",") + "]") == LIST_COLUMNS
+
+
 def test_docstrings_and_ops_come_along(wire_types: ModuleType) -> None:
     text = next(iter(wire_types.TARGETS.values())).read_text(encoding="utf-8")
     assert " * One step of the token stepper." in text
@@ -69,4 +78,4 @@ def test_every_op_names_itself() -> None:
 
 
 def test_the_verdicts_of_the_wire_are_those_of_a_report() -> None:
-    assert typing.get_args(wire.Verdict) == typing.get_args(findings.Verdict)
+    assert typing.get_args(wire.Verdict) == typing.get_args(differences.Verdict)

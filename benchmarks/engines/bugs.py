@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from ports.entry import Bug
-from ports.written import swap
+from ports.weights import swap
 
 from engines.families import HEAD, LAYERS, WIDTH
 

@@ -13,7 +13,7 @@ import difflib
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
@@ -25,8 +25,8 @@ import torch
 from zoo import models
 from zoo.entry import PRECISIONS
 
-Model = Any
-State = dict[str, torch.Tensor]
+from ports.weights import Change, Model, Norms, State, add_outliers
+
 Logits = list[torch.Tensor]
 WEIGHTS = ("ordinary", "outliers")
 
@@ -54,7 +54,7 @@ class Bug:
     what: str
     old: str = ""
     new: str = ""
-    convert: Callable[[State], None] | None = None
+    convert: Change | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
     golden: tuple[str, ...] = ()
@@ -182,7 +182,7 @@ class Port:
     convert: Callable[[Model], State]
     golden_work: Callable[[Model, torch.Tensor], Logits]
     work: Callable[[Model, torch.Tensor], Logits]
-    norms: Callable[[Model], Iterable[tuple[Model, list[Model]]]]
+    norms: Norms
     bugs: tuple[Bug, ...]
     length: int = 15
     offset: float = 0.0
@@ -267,70 +267,6 @@ def load(text: str, file: str, package: str) -> ModuleType:
     sys.modules[name] = code  # dataclasses look their module up
     spec.loader.exec_module(code)
     return code
-
-
-# -- weights -------------------------------------------------------------------------------------
-
-
-def spread(model: Model, seed: int) -> Model:
-    """Give norms and biases the spread of trained ones: all one and all zero hide bugs."""
-    generator = torch.Generator().manual_seed(1000 + seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    return model.eval()
-
-
-def add_outliers(
-    norms: Iterable[tuple[Model, list[Model]]], seed: int, offset: float = 0.0
-) -> None:
-    """Multiply three channels of each norm by 30 to 100 and divide its consumers' weights.
-
-    The model computes the same function. Trained language models have such channels.
-    """
-    generator = torch.Generator().manual_seed(2000 + seed)
-    with torch.no_grad():
-        for norm, consumers in norms:
-            channels = torch.randperm(norm.weight.numel(), generator=generator)[:3]
-            factors = 30 + 70 * torch.rand(3, generator=generator)
-            norm.weight[channels] = (norm.weight[channels] + offset) * factors - offset
-            if getattr(norm, "bias", None) is not None:
-                norm.bias[channels] *= factors
-            for consumer in consumers:
-                weight = consumer if isinstance(consumer, torch.Tensor) else consumer.weight
-                weight[..., channels] /= factors  # the input channels are the last axis
-
-
-def llama_norms(model: Model) -> Iterator[tuple[Model, list[Model]]]:
-    """Yield the norms of a Hugging Face decoder named like Llama, with what takes their output."""
-    for layer in model.model.layers:
-        a, m = layer.self_attn, layer.mlp
-        yield layer.input_layernorm, [a.q_proj, a.k_proj, a.v_proj]
-        if hasattr(m, "experts"):
-            yield layer.post_attention_layernorm, [m.gate, m.experts.gate_up_proj]
-        else:
-            yield layer.post_attention_layernorm, [m.gate_proj, m.up_proj]
-    yield model.model.norm, [model.lm_head]
-
-
-# -- the work of most ports ----------------------------------------------------------------------
-
-DECODE = 3
-
-
-def decode(model: Model, ids: torch.Tensor, keep: int = 0) -> Logits:
-    """Prefill all but the last three tokens of a Hugging Face decoder, then feed them one by one.
-
-    ``keep``: so many of the prefill's last positions reach the head (0: all), as in `generate`.
-    """
-    logits = []
-    cache, prompt = None, ids.shape[1] - DECODE
-    for part in (ids[:, :prompt], *ids[:, prompt:].split(1, dim=1)):
-        out = model(part, past_key_values=cache, use_cache=True, logits_to_keep=keep)
-        cache = out.past_key_values
-        logits.append(out.logits)
-    return logits
 
 
 def difference(golden: Logits, mine: Logits) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -13,43 +11,20 @@ from typing import Any
 import torch
 
 from ports import gptlike, packages
-from ports.entry import DECODE, Bug, Logits, Model, Port, State, decode, llama_norms
-from ports.written import SMALL, each, original
+from ports.entry import Logits
+from ports.made import SMALL, ported
+from ports.steps import code_of, parts
+from ports.weights import Model, State, hugging_face, renamed, several
 
 NEEDED = ("einops", "jaxtyping", "better_abc")
 GPT, LLAMA = "transformer.h.*", "model.layers.*"
-ATTENTION = ("blocks.*.attn", "blocks.*.attn.hook_*")
-FILES = (
-    "past_key_value_caching",
-    "hook_points",
-    "factories/activation_function_factory",
-    "components/rms_norm",
-    "components/rms_norm_pre",
-    "components/layer_norm",
-    "components/layer_norm_pre",
-    "components/embed",
-    "components/pos_embed",
-    "components/unembed",
-    "components/abstract_attention",
-    "components/attention",
-    "components/grouped_query_attention",
-    "components/mlps/can_be_used_as_mlp",
-    "components/mlps/mlp",
-    "components/mlps/gated_mlp",
-    "components/mlps/moe",
-    "components/mlps/gpt_oss_moe",
-    "factories/mlp_factory",
-    "components/transformer_block",
-    "HookedTransformer",
-)
+FILES = """{past_key_value_caching,hook_points,factories/activation_function_factory}.py
+    components/{rms_norm,rms_norm_pre,layer_norm,layer_norm_pre,embed,pos_embed,unembed}.py
+    components/{abstract_attention,attention,grouped_query_attention}.py
+    components/mlps/{can_be_used_as_mlp,mlp,gated_mlp,moe,gpt_oss_moe}.py
+    factories/mlp_factory.py components/transformer_block.py HookedTransformer.py"""
 # modules that are imported as they are
-PLAIN = (
-    "utils",
-    "HookedTransformerConfig",
-    "utilities.attention",
-    "utilities.addmm",
-    "utilities.devices",
-)
+PLAIN = "utils HookedTransformerConfig utilities.{attention,addmm,devices}"
 STUBS: dict[str, dict[str, Any]] = {
     "loading_from_pretrained": {"NON_HF_HOSTED_MODEL_NAMES": ()},
     "ActivationCache": {"ActivationCache": object},
@@ -66,23 +41,19 @@ def source() -> Path:
     packages.found(*NEEDED)
     packages.file("transformer_lens", "", **STUBS)
     with packages.stand_ins(**DATASETS):  # it is imported for training alone
-        for name in PLAIN:
+        for name in several(PLAIN):
             import_module(f"transformer_lens.{name}")
-    return packages.joined("transformer_lens", *(f"{name}.py" for name in FILES))
+    return packages.joined("transformer_lens", FILES)
 
 
 def make(code: ModuleType, hf: Model, kind: str, **settings: Any) -> Model:
     config = hf.config
     given: dict[str, Any] = {
-        "n_layers": config.num_hidden_layers,
-        "d_model": config.hidden_size,
-        "n_ctx": 64,
+        "n_layers": config.num_hidden_layers, "d_model": config.hidden_size, "n_ctx": 64,
         "n_heads": config.num_attention_heads,
-        "d_head": config.hidden_size // config.num_attention_heads,
-        "d_vocab": config.vocab_size,
-        "init_weights": False,
-        "device": "cpu",
-    }
+        "d_head": config.hidden_size // config.num_attention_heads, "d_vocab": config.vocab_size,
+        "init_weights": False, "device": "cpu",
+    }  # fmt: skip
     if kind == "gpt2":
         given |= {"act_fn": "gelu_new", "eps": config.layer_norm_epsilon}
     else:
@@ -115,80 +86,70 @@ def by_head(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight.unflatten(0, (heads, -1)).transpose(1, 2)
 
 
+GPT_NAMES = {
+    "embed.W_E": "transformer.wte.weight",
+    "ln_final.{w,b}": "transformer.ln_f.{weight,bias}",
+    "blocks.*.attn.b_O": "transformer.h.*.attn.c_proj.bias",
+    "blocks.*.mlp.{W,b}_in": "transformer.h.*.mlp.c_fc.{weight,bias}",
+    "blocks.*.mlp.{W,b}_out": "transformer.h.*.mlp.c_proj.{weight,bias}",
+    "blocks.*.ln1.{w,b}": "transformer.h.*.ln_1.{weight,bias}",
+    "blocks.*.ln2.{w,b}": "transformer.h.*.ln_2.{weight,bias}",
+}
+LLAMA_NAMES = {
+    "embed.W_E": "model.embed_tokens.weight",
+    "ln_final.w": "model.norm.weight",
+    "blocks.*.ln{1,2}.w": "model.layers.*.{input,post_attention}_layernorm.weight",
+}
+
+
 def convert_gpt2(hf: Model) -> State:
-    given, heads = hf.state_dict(), hf.config.n_head
-    state = {
-        "embed.W_E": given["transformer.wte.weight"],
-        "pos_embed.W_pos": given["transformer.wpe.weight"][:64],
-        "ln_final.w": given["transformer.ln_f.weight"],
-        "ln_final.b": given["transformer.ln_f.bias"],
-        "unembed.W_U": given["lm_head.weight"].T,
-        "unembed.b_U": torch.zeros(hf.config.vocab_size),
-    }
-    for n in range(hf.config.n_layer):
-        old, new = f"transformer.h.{n}", f"blocks.{n}"
-        fused = given[f"{old}.attn.c_attn.weight"].T.chunk(3)
-        biases = given[f"{old}.attn.c_attn.bias"].chunk(3)
-        for kind, weight, bias in zip("QKV", fused, biases, strict=True):
-            state[f"{new}.attn.W_{kind}"] = by_head(weight, heads)
-            state[f"{new}.attn.b_{kind}"] = bias.unflatten(0, (heads, -1))
-        out = given[f"{old}.attn.c_proj.weight"]
-        state[f"{new}.attn.W_O"] = out.unflatten(0, (heads, -1))
-        state[f"{new}.attn.b_O"] = given[f"{old}.attn.c_proj.bias"]
-        for ours, theirs in (("in", "c_fc"), ("out", "c_proj")):
-            state[f"{new}.mlp.W_{ours}"] = given[f"{old}.mlp.{theirs}.weight"]
-            state[f"{new}.mlp.b_{ours}"] = given[f"{old}.mlp.{theirs}.bias"]
-        for k in (1, 2):
-            state[f"{new}.ln{k}.w"] = given[f"{old}.ln_{k}.weight"]
-            state[f"{new}.ln{k}.b"] = given[f"{old}.ln_{k}.bias"]
+    heads = hf.config.n_head
+    state = renamed(hf.state_dict(), GPT_NAMES)
+    state["pos_embed.W_pos"] = hf.transformer.wpe.weight[:64]
+    state["unembed.W_U"] = hf.lm_head.weight.T
+    state["unembed.b_U"] = torch.zeros(hf.config.vocab_size)
+    for n, layer in enumerate(hf.transformer.h):
+        new, fused = f"blocks.{n}.attn", layer.attn.c_attn
+        parts = zip("QKV", fused.weight.T.chunk(3), fused.bias.chunk(3), strict=True)
+        for kind, weight, bias in parts:
+            state[f"{new}.W_{kind}"] = by_head(weight, heads)
+            state[f"{new}.b_{kind}"] = bias.unflatten(0, (heads, -1))
+        state[f"{new}.W_O"] = layer.attn.c_proj.weight.unflatten(0, (heads, -1))
     return state
 
 
 def convert_llama(hf: Model) -> State:
-    given, config = hf.state_dict(), hf.config
-    state = {
-        "embed.W_E": given["model.embed_tokens.weight"],
-        "ln_final.w": given["model.norm.weight"],
-        "unembed.W_U": given["lm_head.weight"].T,
-        "unembed.b_U": torch.zeros(config.vocab_size),
-    }
+    config = hf.config
+    state = renamed(hf.state_dict(), LLAMA_NAMES)
+    state["unembed.W_U"] = hf.lm_head.weight.T
+    state["unembed.b_U"] = torch.zeros(config.vocab_size)
     queries, keys = config.num_attention_heads, config.num_key_value_heads
-    width = config.hidden_size // queries
-    for n in range(config.num_hidden_layers):
-        old, new = f"model.layers.{n}", f"blocks.{n}"
-        for name, kind, heads in (("W_Q", "q", queries), ("_W_K", "k", keys), ("_W_V", "v", keys)):
-            weight = given[f"{old}.self_attn.{kind}_proj.weight"]
-            state[f"{new}.attn.{name}"] = by_head(weight, heads)
-            state[f"{new}.attn.{name.replace('W', 'b')}"] = torch.zeros(heads, width)
-        out = given[f"{old}.self_attn.o_proj.weight"].T
-        state[f"{new}.attn.W_O"] = out.unflatten(0, (queries, -1))
-        state[f"{new}.attn.b_O"] = torch.zeros(config.hidden_size)
-        for ours, theirs in (("in", "up"), ("gate", "gate"), ("out", "down")):
-            state[f"{new}.mlp.W_{ours}"] = given[f"{old}.mlp.{theirs}_proj.weight"].T
-        state[f"{new}.mlp.b_in"] = torch.zeros(config.intermediate_size)
-        state[f"{new}.mlp.b_out"] = torch.zeros(config.hidden_size)
-        state[f"{new}.ln1.w"] = given[f"{old}.input_layernorm.weight"]
-        state[f"{new}.ln2.w"] = given[f"{old}.post_attention_layernorm.weight"]
+    for n, layer in enumerate(hf.model.layers):
+        attn, mlp, a, m = f"blocks.{n}.attn", f"blocks.{n}.mlp", layer.self_attn, layer.mlp
+        parts = (("W_Q", a.q_proj, queries), ("_W_K", a.k_proj, keys), ("_W_V", a.v_proj, keys))
+        for name, linear, heads in parts:
+            state[f"{attn}.{name}"] = by_head(linear.weight, heads)
+            bias = torch.zeros(heads, config.hidden_size // queries)
+            state[f"{attn}.{name.replace('W', 'b')}"] = bias
+        state[f"{attn}.W_O"] = a.o_proj.weight.T.unflatten(0, (queries, -1))
+        state[f"{attn}.b_O"] = torch.zeros(config.hidden_size)
+        for name, linear in (("in", m.up_proj), ("gate", m.gate_proj), ("out", m.down_proj)):
+            state[f"{mlp}.W_{name}"] = linear.weight.T
+        state[f"{mlp}.b_in"] = torch.zeros(config.intermediate_size)
+        state[f"{mlp}.b_out"] = torch.zeros(config.hidden_size)
     return state
 
 
 @torch.no_grad()
 def work(model: Model, ids: torch.Tensor) -> Logits:
     """Prefill all but the last tokens, then feed them one by one with a cache."""
-    code = sys.modules[type(model).__module__]
-    past = code.HookedTransformerKeyValueCache.init_cache(model.cfg, "cpu", 1)
-    prompt = ids.shape[1] - DECODE
+    past = code_of(model).HookedTransformerKeyValueCache.init_cache(model.cfg, "cpu", 1)
     return [
-        model(part, past_kv_cache=past, attention_mask=torch.ones_like(part))
-        for part in (ids[:, :prompt], *ids[:, prompt:].split(1, dim=1))
+        model(part, past_kv_cache=past, attention_mask=torch.ones_like(part)) for part in parts(ids)
     ]
 
 
-# -- conversions gone wrong ----------------------------------------------------------------------
-
-
-def all_layers(name: str, layers: int) -> Iterator[str]:
-    return (f"blocks.{n}.{name}" for n in range(layers))
+# -- bugs ----------------------------------------------------------------------------------------
 
 
 def channels_first(weight: torch.Tensor) -> torch.Tensor:
@@ -201,237 +162,129 @@ def out_transposed(weight: torch.Tensor) -> torch.Tensor:
     return weight.flatten(0, 1).T.unflatten(0, weight.shape[:2])
 
 
-def interleaved(weight: torch.Tensor) -> torch.Tensor:
+def neighbours_turn(weight: torch.Tensor) -> torch.Tensor:
     """Return weights by head with their channels ordered for RoPE of adjacent pairs."""
     return weight.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
-
-
-def gate_for_up(state: State) -> None:
-    for n in range(SMALL["num_hidden_layers"]):
-        a, b = f"blocks.{n}.mlp.W_gate", f"blocks.{n}.mlp.W_in"
-        state[a], state[b] = state[b], state[a]
 
 
 def head_tied(state: State) -> None:
     state["unembed.W_U"] = state["embed.W_E"].T.clone()
 
 
-def copied(to: str, of: str) -> Callable[[State], None]:
-    def change(state: State) -> None:
-        state[to] = state[of].clone()
-
-    return change
-
-
-GPT_LAYERS, LLAMA_LAYERS = gptlike.SETTINGS["n_layer"], SMALL["num_hidden_layers"]
-GPT_ATTENTION = (*ATTENTION, f"{GPT}.attn")
+ATTENTION = ("blocks.*.attn", "blocks.*.attn.hook_*")
+FORWARD = ("blocks.*.mlp", "blocks.*.mlp.hook_*")
+GPT_ATTENTION, GPT_MLP = (*ATTENTION, f"{GPT}.attn"), (*FORWARD, f"{GPT}.mlp", f"{GPT}.mlp.act")
 LLAMA_ATTENTION = (*ATTENTION, f"{LLAMA}.self_attn")
-GPT_MLP = ("blocks.*.mlp", "blocks.*.mlp.hook_*", f"{GPT}.mlp", f"{GPT}.mlp.act")
-LLAMA_MLP = ("blocks.*.mlp", "blocks.*.mlp.hook_*", f"{LLAMA}.mlp", f"{LLAMA}.mlp.act_fn")
-
-GPT_BUGS = (
-    Bug(
-        "heads_for_channels",
-        "the rows of the queries are split into channels first, then heads",
-        convert=each(channels_first, *all_layers("attn.W_Q", GPT_LAYERS)),
-        modules=(*ATTENTION, f"{GPT}.attn.c_attn"),
-    ),
-    Bug(
-        "query_bias_left",
-        "the biases of the queries stay zero",
-        convert=each(torch.zeros_like, *all_layers("attn.b_Q", GPT_LAYERS)),
-        modules=(*ATTENTION, f"{GPT}.attn.c_attn"),
-    ),
-    Bug(
-        "out_transposed",
-        "the output projection of layer 1 is transposed as if it were no Conv1D",
-        convert=each(out_transposed, "blocks.1.attn.W_O"),
-        modules=("blocks.1.attn", "transformer.h.1.attn.c_proj"),
-    ),
-    Bug(
-        "second_bias_of_the_layer_before",
-        "the bias behind the feed-forward part of layer 3 is that of layer 2",
-        convert=copied("blocks.3.mlp.b_out", "blocks.2.mlp.b_out"),
-        modules=("blocks.3.mlp", "transformer.h.3.mlp.c_proj"),
-    ),
-    Bug("relu", "ReLU for GELU", settings={"act_fn": "relu"}, modules=GPT_MLP),
-    Bug(
-        "scaled_by_layer",
-        "scores are divided by the number of the layer too",
-        settings={"scale_attn_by_inverse_layer_idx": True},
-        modules=GPT_ATTENTION,
-    ),
-    Bug(
-        "not_centred",
-        "norms do not subtract the mean",
-        "        x = x - x.mean(-1, keepdim=True)  # [batch, pos, length]\n"
-        '        scale: Float[torch.Tensor, "batch pos 1"] = self.hook_scale(\n'
-        "            (x.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()\n"
-        "        )\n"
-        "        x = x / scale  # [batch, pos, length]\n"
-        "        return self.hook_normalized(x * self.w + self.b)",
-        '        scale: Float[torch.Tensor, "batch pos 1"] = self.hook_scale(\n'
-        "            (x.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()\n"
-        "        )\n"
-        "        x = x / scale  # [batch, pos, length]\n"
-        "        return self.hook_normalized(x * self.w + self.b)",
-        modules=("blocks.*.ln[12]", "ln_final", f"{GPT}.ln_[12]", "transformer.ln_f"),
-        also=(
-            "class LayerNorm(nn.Module) ... (x.pow(2)",
-            "class LayerNorm(nn.Module) ... x / scale",
-        ),
-    ),
-    Bug(
-        "first_norm_again",
-        "the feed-forward part takes the first norm",
-        "normalized_resid_mid = self.ln2(mlp_in)",
-        "normalized_resid_mid = self.ln1(mlp_in)",
-        modules=("blocks.*", "blocks.*.ln[12]", f"{GPT}.ln_2"),
-    ),
-    Bug(
-        "values_in_front",
-        "new values go in front of the cached ones",
-        "torch.cat([self.past_values, new_values], dim=1)",
-        "torch.cat([new_values, self.past_values], dim=1)",
-        modules=GPT_ATTENTION,
-    ),
-    Bug(
-        "position_off",
-        "positions are one too large",
-        "pos_embed = self.W_pos[offset_position_ids]",
-        "pos_embed = self.W_pos[offset_position_ids + 1]",
-        modules=("pos_embed", "transformer.wpe"),
-    ),
-    Bug(
-        "mask_top_left",
-        "the mask of a decode step begins at the top left",
-        "self.mask[None, None, -query_ctx_length:, -key_ctx_length:]",
-        "self.mask[None, None, :query_ctx_length, :key_ctx_length]",
-        modules=GPT_ATTENTION,
-        also=("torch.where(final_mask, attn_scores, self.IGNORE)",),
-    ),
-)
-LLAMA_BUGS = (
-    Bug(
-        "rope_layout",
-        "queries and keys are ordered for RoPE of adjacent pairs",
-        convert=each(
-            interleaved,
-            *all_layers("attn.W_Q", LLAMA_LAYERS),
-            *all_layers("attn._W_K", LLAMA_LAYERS),
-        ),
-        modules=(*ATTENTION, f"{LLAMA}.self_attn.[qk]_proj"),
-    ),
-    Bug(
-        "adjacent_pairs",
-        "RoPE turns adjacent pairs",
-        settings={"rotary_adjacent_pairs": True},
-        modules=(*LLAMA_ATTENTION, "model.rotary_emb"),
-    ),
-    Bug(
-        "value_heads",
-        "the value heads of layer 2 are in another order",
-        convert=each(lambda weight: weight.flip(0), "blocks.2.attn._W_V"),
-        modules=("blocks.2.attn", "blocks.2.attn.hook_v", "model.layers.2.self_attn.v_proj"),
-    ),
-    Bug(
-        "gate_for_up",
-        "the gate and the linear part are swapped in the conversion",
-        convert=gate_for_up,
-        modules=(
-            "blocks.*.mlp",
-            "blocks.*.mlp.hook_*",
-            f"{LLAMA}.mlp.gate_proj",
-            f"{LLAMA}.mlp.up_proj",
-        ),
-    ),
-    Bug("head_tied", "the head is tied", convert=head_tied, modules=("unembed", "lm_head")),
-    Bug(
-        "last_norm_left",
-        "the weight of the last norm stays one",
-        convert=each(torch.ones_like, "ln_final.w"),
-        modules=("ln_final", "model.norm"),
-    ),
-    Bug(
-        "tiled_keys",
-        "key heads are tiled, value heads repeated",
-        "k = torch.repeat_interleave(k, dim=2, repeats=self.repeat_kv_heads)",
-        "k = k.repeat(1, 1, self.repeat_kv_heads, 1)",
-        modules=LLAMA_ATTENTION,
-    ),
-    Bug(
-        "one_more",
-        "norms multiply by one plus their weight, as Gemma's",
-        "return x * self.w\n",
-        "return x * (1 + self.w)\n",
-        modules=(
-            "blocks.*.ln[12]",
-            "ln_final",
-            f"{LLAMA}.input_layernorm",
-            f"{LLAMA}.post_attention_layernorm",
-            "model.norm",
-        ),
-    ),
-    Bug(
-        "no_scale",
-        "scores are not scaled",
-        "attn_scores = q_ @ k_ / self.attn_scale",
-        "attn_scores = q_ @ k_",
-        modules=LLAMA_ATTENTION,
-    ),
-    Bug(
-        "activation_of_up",
-        "the activation is applied to the linear part",
-        "(self.act_fn(pre_act) * pre_linear) + self.b_in",
-        "(pre_act * self.act_fn(pre_linear)) + self.b_in",
-        modules=LLAMA_MLP,
-    ),
-    Bug(
-        "normed_residual",
-        "the normalised input is added to the feed-forward part's output",
-        "self.hook_resid_post(resid_mid + mlp_out)",
-        "self.hook_resid_post(normalized_resid_mid + mlp_out)",
-        modules=("blocks.*", "blocks.*.hook_resid_post", LLAMA),
-    ),
-    Bug(
-        "turned_back",
-        "RoPE turns the other way",
-        "x_rotated = x_rot * mask_rotary_cos + x_flip * mask_rotary_sin",
-        "x_rotated = x_rot * mask_rotary_cos - x_flip * mask_rotary_sin",
-        modules=LLAMA_ATTENTION,
-    ),
-)
-
-
-def port(name: str, kind: str, **more: Any) -> Port:
-    return Port(
+LLAMA_MLP = (*FORWARD, f"{LLAMA}.mlp", f"{LLAMA}.mlp.act_fn")
+GPT_BUGS = r"""
+heads_for_channels: the rows of the queries are split into channels first, then heads
+    weights each(channels_first, "blocks.*.attn.W_Q")
+    in $ATTENTION $GPT.attn.c_attn
+query_bias_left: the biases of the queries stay zero
+    weights each(torch.zeros_like, "blocks.*.attn.b_Q")
+    in $ATTENTION $GPT.attn.c_attn
+out_transposed: the output projection of layer 1 is transposed as if it were no Conv1D
+    weights each(out_transposed, "blocks.1.attn.W_O")
+    in blocks.1.attn transformer.h.1.attn.c_proj
+second_bias_of_the_layer_before: the bias behind the feed-forward part of layer 3 is that of layer 2
+    weights copy("blocks.3.mlp.b_out", "blocks.2.mlp.b_out")
+    in blocks.3.mlp transformer.h.3.mlp.c_proj
+relu: ReLU for GELU
+    settings {"act_fn": "relu"}
+    in $GPT_MLP
+scaled_by_layer: scores are divided by the number of the layer too
+    settings {"scale_attn_by_inverse_layer_idx": True}
+    in $GPT_ATTENTION
+not_centred: norms do not subtract the mean
+    -         x = x - x.mean(-1, keepdim=True)  # [batch, pos, length]
+    -         scale: Float[torch.Tensor, "batch pos 1"] = self.hook_scale(
+    +         scale: Float[torch.Tensor, "batch pos 1"] = self.hook_scale(
+    in blocks.*.ln[12] ln_final $GPT.ln_[12] transformer.ln_f
+    also class LayerNorm(nn.Module) ... (x.pow(2)
+    also class LayerNorm(nn.Module) ... x / scale
+first_norm_again: the feed-forward part takes the first norm
+    - normalized_resid_mid = self.ln2(mlp_in)
+    + normalized_resid_mid = self.ln1(mlp_in)
+    in blocks.* blocks.*.ln[12] $GPT.ln_2
+values_in_front: new values go in front of the cached ones
+    - torch.cat([self.past_values, new_values], dim=1)
+    + torch.cat([new_values, self.past_values], dim=1)
+    in $GPT_ATTENTION
+position_off: positions are one too large
+    - pos_embed = self.W_pos[offset_position_ids]
+    + pos_embed = self.W_pos[offset_position_ids + 1]
+    in pos_embed transformer.wpe
+mask_top_left: the mask of a decode step begins at the top left
+    - self.mask[None, None, -query_ctx_length:, -key_ctx_length:]
+    + self.mask[None, None, :query_ctx_length, :key_ctx_length]
+    in $GPT_ATTENTION
+    also torch.where(final_mask, attn_scores, self.IGNORE)
+"""
+LLAMA_BUGS = r"""
+rope_layout: queries and keys are ordered for RoPE of adjacent pairs
+    weights each(neighbours_turn, "blocks.*.attn.{W_Q,_W_K}")
+    in $ATTENTION $LLAMA.self_attn.[qk]_proj
+adjacent_pairs: RoPE turns adjacent pairs
+    settings {"rotary_adjacent_pairs": True}
+    in $LLAMA_ATTENTION model.rotary_emb
+value_heads: the value heads of layer 2 are in another order
+    weights each(lambda weight: weight.flip(0), "blocks.2.attn._W_V")
+    in blocks.2.attn blocks.2.attn.hook_v model.layers.2.self_attn.v_proj
+gate_for_up: the gate and the linear part are swapped in the conversion
+    weights swap("blocks.*.mlp.W_gate", "blocks.*.mlp.W_in")
+    in $FORWARD $LLAMA.mlp.gate_proj $LLAMA.mlp.up_proj
+head_tied: the head is tied
+    weights head_tied
+    in unembed lm_head
+last_norm_left: the weight of the last norm stays one
+    weights each(torch.ones_like, "ln_final.w")
+    in ln_final model.norm
+tiled_keys: key heads are tiled, value heads repeated
+    - k = torch.repeat_interleave(k, dim=2, repeats=self.repeat_kv_heads)
+    + k = k.repeat(1, 1, self.repeat_kv_heads, 1)
+    in $LLAMA_ATTENTION
+one_more: norms multiply by one plus their weight, as Gemma's
+    - return x * self.w
+    + return x * (1 + self.w)
+    in blocks.*.ln[12] ln_final $LLAMA.input_layernorm $LLAMA.post_attention_layernorm model.norm
+no_scale: scores are not scaled
+    - attn_scores = q_ @ k_ / self.attn_scale
+    + attn_scores = q_ @ k_
+    in $LLAMA_ATTENTION
+activation_of_up: the activation is applied to the linear part
+    - (self.act_fn(pre_act) * pre_linear) + self.b_in
+    + (pre_act * self.act_fn(pre_linear)) + self.b_in
+    in $LLAMA_MLP
+normed_residual: the normalised input is added to the feed-forward part's output
+    - self.hook_resid_post(resid_mid + mlp_out)
+    + self.hook_resid_post(normalized_resid_mid + mlp_out)
+    in blocks.* blocks.*.hook_resid_post $LLAMA
+turned_back: RoPE turns the other way
+    - x_rotated = x_rot * mask_rotary_cos + x_flip * mask_rotary_sin
+    + x_rotated = x_rot * mask_rotary_cos - x_flip * mask_rotary_sin
+    in $LLAMA_ATTENTION
+"""
+PORTS = tuple(
+    ported(
+        globals(),
         name,
-        source,
-        make=partial(make, kind=kind),
-        golden_work=decode,
-        work=work,
-        package="transformer_lens",
-        prepare=prepare,
-        missing=partial(packages.missing, "transformer_lens", *NEEDED),
+        "transformer_lens",
+        *NEEDED,
+        text=text,
+        original=hugging_face(kind, settings),
+        make=partial(make, kind=name.removeprefix("lens-")),
+        convert=convert,
         **more,
     )
-
-
-PORTS = (
-    port(
-        "lens-gpt2",
-        "gpt2",
-        original=lambda seed: original("GPT2", seed, gptlike.SETTINGS, 1.0),
-        convert=convert_gpt2,
-        norms=gptlike.norms,
-        bugs=GPT_BUGS,
-    ),
-    port(
-        "lens-llama",
-        "llama",
-        original=lambda seed: original("Llama", seed, SMALL, 1.0),
-        convert=convert_llama,
-        norms=llama_norms,
-        bugs=LLAMA_BUGS,
-    ),
+    for name, kind, settings, convert, text, more in (
+        (
+            "lens-gpt2",
+            "GPT2LMHeadModel",
+            gptlike.SETTINGS,
+            convert_gpt2,
+            GPT_BUGS,
+            {"norms": gptlike.norms},
+        ),
+        ("lens-llama", "LlamaForCausalLM", SMALL, convert_llama, LLAMA_BUGS, {}),
+    )
 )

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from ports.entry import scratch
+from ports.weights import several
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = Path(__file__).parent / "requirements.txt"
@@ -95,12 +96,15 @@ def stand_ins(**modules: dict[str, Any]) -> Iterator[None]:
 def joined(package: str, *names: str, without: str = "", before: str = "") -> Path:
     """Write files of a package into one, and return it: a bug can be in any of them.
 
+    ``names``: of the files, as `several` takes them.
+
     Imports from the package are left out, except from modules that `file` gave stubs for: what the
     port needs is in the files. So are functions and classes whose names begin with ``without``.
     ``before``: lines that stand for something else that is left out.
     """
     texts = ["from __future__ import annotations\n", before]
-    for name in names:
+    files = several(" ".join(names))
+    for name in files:
         text = file(package, name).read_text(encoding="utf-8")
         lines = text.splitlines(keepends=True)
         for node in ast.parse(text).body:
@@ -110,7 +114,7 @@ def joined(package: str, *names: str, without: str = "", before: str = "") -> Pa
                     node.end_lineno - node.lineno + 1
                 )
         texts.append("".join(lines))
-    stem = Path(names[-1]).with_suffix("").as_posix().replace("/", "_")
+    stem = Path(files[-1]).with_suffix("").as_posix().replace("/", "_")
     path = scratch() / f"joined_{package}_{stem}.py"
     path.write_text("\n".join(texts), encoding="utf-8")
     return path

@@ -2,155 +2,73 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from functools import partial
 
-import torch
-import transformers
+from ports import time_first
+from ports.made import written
+from ports.weights import Model, State, hugging_face, renamed
 
-from ports.entry import DECODE, Bug, Logits, Model, State, spread
-from ports.written import written
-
-SOURCE, PADDING, PAD = 13, 3, 1  # the other ids are the target
+SOURCE = 13  # so many ids are the source, the others the target
 ENCODER, DECODER = "model.encoder.layers.*", "model.decoder.layers.*"
-
-
-def original(seed: int) -> Model:
-    torch.manual_seed(seed)
-    config = transformers.BartConfig(
-        vocab_size=384,
-        d_model=48,
-        encoder_layers=2,
-        decoder_layers=3,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=96,
-        decoder_ffn_dim=96,
-        max_position_embeddings=64,
-        scale_embedding=True,
-        init_std=0.15,
-        attn_implementation="sdpa",
-    )
-    model = transformers.BartForConditionalGeneration(config)
-    with torch.no_grad():
-        model.final_logits_bias.normal_(0, 0.3)
-    return spread(model, seed)
-
-
-def norms(hf: Model) -> Iterator[tuple[Model, list[Model]]]:
-    """Yield the encoder's last norm: what the others give is summed, or is for the embedding."""
-    cross = [layer.encoder_attn for layer in hf.model.decoder.layers]
-    last = hf.model.encoder.layers[-1].final_layer_norm
-    yield last, [x for a in cross for x in (a.k_proj, a.v_proj)]
-
-
-def texts(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return the source, which ends in padding, the target, and how much of it is the prompt."""
-    source, target = ids[:, :SOURCE].clone(), ids[:, SOURCE:]
-    source[:, -PADDING:] = PAD
-    return source, target, target.shape[1] - DECODE
-
-
-def golden_work(model: Model, ids: torch.Tensor) -> Logits:
-    """Encode the source, decode all of the target but three tokens at once, then one by one."""
-    source, target, prompt = texts(ids)
-    given = {"attention_mask": (source != PAD).long(), "use_cache": True}
-    out = model(input_ids=source, decoder_input_ids=target[:, :prompt], **given)
-    logits, encoded = [out.logits], (out.encoder_last_hidden_state,)
-    for token in target[:, prompt:].split(1, dim=1):
-        cache = out.past_key_values
-        out = model(
-            encoder_outputs=encoded, decoder_input_ids=token, past_key_values=cache, **given
-        )
-        logits.append(out.logits)
-    return logits
-
-
-def work(model: Model, ids: torch.Tensor) -> Logits:
-    code = sys.modules[type(model).__module__]
-    return list(code.run(model, *texts(ids)))
-
-
-def biases_as_listed(state: State) -> None:
-    """Join the biases of self-attention as keys, values, queries: so the checkpoint lists them."""
-    for name in state:
-        if name.endswith("attn.qkv.bias"):
-            q, k, v = state[name].chunk(3)
-            state[name] = torch.cat((k, v, q))
-
-
-BUGS = (
-    Bug(
-        "places_without_offset",
-        "places are looked up without the offset of two",
-        old="self.table(places + OFFSET)",
-        new="self.table(places)",
-        modules=(
-            "*_places",
-            "*_places.table",
-            "model.encoder.embed_positions",
-            "model.decoder.embed_positions",
-        ),
-    ),
-    Bug(
-        "words_not_scaled",
-        "the embeddings of words are not scaled",
-        old="return self.words(ids) * self.scale",
-        new="return self.words(ids)",
-        modules=("", "words", "model.encoder.embed_tokens", "model.decoder.embed_tokens"),
-        golden=(
-            "model.encoder.embed_tokens/Tensor.mul",
-            "model.decoder.embed_tokens/Tensor.mul",
-        ),
-    ),
-    Bug(
-        "padding_seen",
-        "the decoder looks at the padding of the source",
-        old="self.cross(x, k, v, memory.padding)",
-        new="self.cross(x, k, v, None)",
-        modules=("decoder.*", "decoder.*.cross", f"{DECODER}.encoder_attn"),
-        also=("return torch.bmm(scores.softmax(dim=-1), v)",),
-    ),
-    Bug(
-        "query_bias_not_scaled",
-        "queries of the source are scaled before their bias is added",
-        old="self.q(x) * self.scale",
-        new="self.q(x * self.scale)",
-        modules=("decoder.*.cross", f"{DECODER}.encoder_attn"),
-    ),
-    Bug(
-        "biases_as_listed",
-        "the converter joins the biases of self-attention as keys, values, queries",
-        convert=biases_as_listed,
-        modules=(
-            "encoder.*.attn.qkv",
-            "decoder.*.attn.qkv",
-            f"{ENCODER}.self_attn.[qkv]_proj",
-            f"{DECODER}.self_attn.[qkv]_proj",
-        ),
-    ),
-    Bug(
-        "decoding_from_zero",
-        "while decoding, each token has the first place",
-        old="self.target_places(self.embed(ids), start)",
-        new="self.target_places(self.embed(ids))",
-        modules=(
-            "",
-            "target_places",
-            "target_places.table",
-            "model.decoder",
-            "model.decoder.embed_positions",
-        ),
-        also=("places = torch.arange(", "self.norm(x + self.table("),
-    ),
+SETTINGS = {
+    "vocab_size": 384, "d_model": 48, "encoder_layers": 2, "decoder_layers": 3,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 96,
+    "decoder_ffn_dim": 96, "max_position_embeddings": 64, "scale_embedding": True,
+    "init_std": 0.15, "attn_implementation": "sdpa",
+}  # fmt: skip
+original = hugging_face(
+    "BartForConditionalGeneration",
+    SETTINGS,
+    change=lambda model: model.final_logits_bias.normal_(0, 0.3),
 )
-PORTS = (
-    replace(
-        written("translator", "Translator", "Bart", {}, BUGS, norms=norms),
-        original=original,
-        golden_work=golden_work,
-        work=work,
-        length=SOURCE + 10,
-    ),
-)
+norms = time_first.norms
+golden_work = partial(time_first.golden_work, length=SOURCE)
+work = partial(time_first.work, length=SOURCE)
+NAMES = {
+    "words": "model.shared",
+    "{source,target}_places.table": "model.{encoder,decoder}.embed_positions",
+    "{source,target}_places.norm": "model.{encoder,decoder}.layernorm_embedding",
+    "*.*.attn.qkv": "model.*.layers.*.self_attn.{q,k,v}_proj",
+    "*.*.attn.out": "model.*.layers.*.self_attn.out_proj",
+    "*.*.{attn,cross,ffn}_norm": "model.*.layers.*.{self_attn,encoder_attn,final}_layer_norm",
+    "*.*.cross.{q,out}": "model.*.layers.*.encoder_attn.{q,out}_proj",
+    "*.*.cross.kv": "model.*.layers.*.encoder_attn.{k,v}_proj",
+    "*.*.ffn.{up,down}": "model.*.layers.*.{fc1,fc2}",
+}
+
+
+def convert(hf: Model) -> State:
+    return renamed(hf.state_dict(), NAMES) | {"bias": hf.final_logits_bias[0]}
+
+
+BUGS = r"""
+places_without_offset: places are looked up without the offset of two
+    - self.table(places + OFFSET)
+    + self.table(places)
+    in *_places *_places.table model.encoder.embed_positions model.decoder.embed_positions
+words_not_scaled: the embeddings of words are not scaled
+    - return self.words(ids) * self.scale
+    + return self.words(ids)
+    in (root) words model.encoder.embed_tokens model.decoder.embed_tokens
+    golden model.encoder.embed_tokens/Tensor.mul model.decoder.embed_tokens/Tensor.mul
+padding_seen: the decoder looks at the padding of the source
+    - self.cross(x, k, v, memory.padding)
+    + self.cross(x, k, v, None)
+    in decoder.* decoder.*.cross $DECODER.encoder_attn
+    also return torch.bmm(scores.softmax(dim=-1), v)
+query_bias_not_scaled: queries of the source are scaled before their bias is added
+    - self.q(x) * self.scale
+    + self.q(x * self.scale)
+    in decoder.*.cross $DECODER.encoder_attn
+biases_as_listed: the converter joins the biases of self-attention as keys, values, queries
+    weights each(lambda b: reordered(b, (1, 2, 0)), "*.*.attn.qkv.bias")
+    in encoder.*.attn.qkv decoder.*.attn.qkv $ENCODER.self_attn.[qkv]_proj
+    in $DECODER.self_attn.[qkv]_proj
+decoding_from_zero: while decoding, each token has the first place
+    - self.target_places(self.embed(ids), start)
+    + self.target_places(self.embed(ids))
+    in (root) target_places target_places.table model.decoder model.decoder.embed_positions
+    also places = torch.arange(
+    also self.norm(x + self.table(
+"""
+PORTS = (written(globals(), "translator", "Translator", length=SOURCE + 10),)

@@ -12,37 +12,27 @@ import copy
 import importlib.util
 import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from zoo.entry import PRECISIONS
 
-from ports.entry import DECODE, Bug, Logits, Model, Port, Program, State, llama_norms, spread
-from ports.written import each, swap
+from ports.bugs import bugs
+from ports.entry import Bug, Logits, Port, Program
+from ports.made import SMALL
+from ports.steps import DECODE
+from ports.weights import Model, State, hugging_face, llama_norms
 
-WIDTH, HEADS, GROUPS, LAYERS, VOCABULARY = 128, 4, 2, 3, 512
+WIDTH, HEADS, GROUPS = 128, 4, 2
 HEAD = WIDTH // HEADS  # vLLM's attention on the CPU takes heads of 32 and more
-
-
-def original(seed: int) -> Model:
-    torch.manual_seed(seed)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=WIDTH,
-        intermediate_size=256,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=GROUPS,
-        initializer_range=0.08,
-        max_position_embeddings=256,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=False,
-    )
-    return spread(transformers.LlamaForCausalLM(config), seed)
+SETTINGS = SMALL | {
+    "hidden_size": WIDTH, "num_attention_heads": HEADS, "num_key_value_heads": GROUPS,
+    "intermediate_size": 256, "initializer_range": 0.08, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+del SETTINGS["attn_implementation"]  # as transformers chooses
 
 
 def golden_work(model: Model, ids: torch.Tensor) -> Logits:
@@ -126,84 +116,35 @@ def missing() -> str | None:
     return None
 
 
-# -- bugs ----------------------------------------------------------------------------------------
-
 LAYER = "model.layers.1"  # the one with the bug
+OWN, MLP = f"{LAYER}.self_attn", f"{LAYER}.mlp"
 ALL = "model.layers.*"
-
-
-def weight(name: str, layer: str = LAYER) -> str:
-    return f"{layer}.{name}.weight"
-
-
-def interleaved(rows: torch.Tensor) -> torch.Tensor:
-    return rows.view(-1, 2, HEAD // 2, WIDTH).transpose(1, 2).reshape(-1, WIDTH)
-
-
-def heads_shifted(rows: torch.Tensor) -> torch.Tensor:
-    return rows.view(-1, HEAD, WIDTH).roll(1, 0).reshape(-1, WIDTH)
-
-
-def layer_before(state: State) -> None:
-    state[weight("mlp.down_proj")] = state[weight("mlp.down_proj", "model.layers.0")].clone()
-
-
-def in_layer(name: str, what: str, convert: Callable[[State], None], *modules: str) -> Bug:
-    return Bug(name, what, convert=convert, modules=tuple(f"{LAYER}.{path}" for path in modules))
-
-
-QKV = "self_attn.qkv_proj"
-BUGS = (
-    in_layer(
-        "rope_layout",
-        "q and k are ordered for interleaved RoPE",
-        each(interleaved, weight("self_attn.q_proj"), weight("self_attn.k_proj")),
-        QKV,
-        "self_attn.[qk]_proj",
-    ),
-    in_layer(
-        "k_heads",
-        "the key heads are in another order",
-        each(heads_shifted, weight("self_attn.k_proj")),
-        QKV,
-        "self_attn.k_proj",
-    ),
-    in_layer(
-        "key_value",
-        "keys and values are swapped",
-        swap(weight("self_attn.k_proj"), weight("self_attn.v_proj")),
-        QKV,
-        "self_attn.[kv]_proj",
-    ),
-    in_layer(
-        "gate_up",
-        "gate and up are swapped",
-        swap(weight("mlp.gate_proj"), weight("mlp.up_proj")),
-        "mlp.gate_up_proj",
-        "mlp.gate_proj",
-        "mlp.up_proj",
-    ),
-    in_layer(
-        "norms_swapped",
-        "the two norms are swapped",
-        swap(weight("input_layernorm"), weight("post_attention_layernorm")),
-        "input_layernorm",
-        "post_attention_layernorm",
-    ),
-    in_layer("layer_off", "a weight is that of the layer before", layer_before, "mlp.down_proj"),
-    Bug(
-        "last_norm",
-        "the weight of the last norm is not loaded",
-        convert=each(torch.ones_like, "model.norm.weight"),
-        modules=("model.norm",),
-    ),
-    Bug(
-        "wrong_eps",
-        "eps of the norms is 100 times too large",
-        settings={"rms_norm_eps": 1e-3},
-        modules=(f"{ALL}.input_layernorm", f"{ALL}.post_attention_layernorm", "model.norm"),
-    ),
-)
+BUGS = r"""
+rope_layout: q and k are ordered for interleaved RoPE
+    weights each(lambda w: interleaved(w, len(w) // HEAD), f"{OWN}.{{q,k}}_proj")
+    in $OWN.qkv_proj $OWN.[qk]_proj
+k_heads: the key heads are in another order
+    weights each(lambda w: w.roll(HEAD, 0), f"{OWN}.k_proj")
+    in $OWN.qkv_proj $OWN.k_proj
+key_value: keys and values are swapped
+    weights swap(f"{OWN}.k_proj", f"{OWN}.v_proj")
+    in $OWN.qkv_proj $OWN.[kv]_proj
+gate_up: gate and up are swapped
+    weights swap(f"{MLP}.gate_proj", f"{MLP}.up_proj")
+    in $MLP.gate_up_proj $MLP.gate_proj $MLP.up_proj
+norms_swapped: the two norms are swapped
+    weights swap(f"{LAYER}.input_layernorm", f"{LAYER}.post_attention_layernorm")
+    in $LAYER.input_layernorm $LAYER.post_attention_layernorm
+layer_off: a weight is that of the layer before
+    weights copy(f"{MLP}.down_proj", "model.layers.0.mlp.down_proj")
+    in $MLP.down_proj
+last_norm: the weight of the last norm is not loaded
+    weights each(torch.ones_like, "model.norm.weight")
+    in model.norm
+wrong_eps: eps of the norms is 100 times too large
+    settings {"rms_norm_eps": 0.001}
+    in $ALL.input_layernorm $ALL.post_attention_layernorm model.norm
+"""
 
 
 def unused(*_: Any) -> Any:
@@ -214,13 +155,13 @@ PORTS = (
     EnginePort(
         "vllm-llama",
         Path(__file__),
-        original,
+        hugging_face("LlamaForCausalLM", SETTINGS),
         unused,
         unused,
         golden_work,
         unused,
         llama_norms,
-        BUGS,
+        bugs(BUGS, globals()),
         length=12,
         missing=missing,
     ),

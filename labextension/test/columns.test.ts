@@ -1,30 +1,33 @@
 import { expect, test } from 'vitest';
-import { columnsOf, nextOrder, type Column, type Order } from '../src/widget/columns';
+import { columnsOf, nextOrder, type Order } from '../src/widget/columns';
+import { LIST_COLUMNS, type ListColumn } from '../src/widget/wire';
 
 const UNSORTED: Order = { sort: '', descending: false };
 
-function orders(column: Column): Order[] {
+const named = (name: string): ListColumn => LIST_COLUMNS.find(column => column.name === name)!;
+
+function orders(column: ListColumn): Order[] {
   const first = nextOrder(UNSORTED, column);
   const second = nextOrder(first, column);
   return [first, second, nextOrder(second, column)];
 }
 
 test('clicks on a figure sort from the largest, from the smallest, and not at all', () => {
-  expect(orders({ name: 'error', width: 60, numeric: true })).toEqual([
+  expect(orders(named('error'))).toEqual([
     { sort: 'error', descending: true },
     { sort: 'error', descending: false },
     UNSORTED,
   ]);
 });
 
-test.each(['path', 'seq'] as const)('clicks on %s begin in ascending order', name => {
-  const [first, second] = orders({ name, width: 0, numeric: name === 'seq' });
+test.each(['path', 'seq', 'rank', 'step'])('clicks on %s begin in ascending order', name => {
+  const [first, second] = orders(named(name));
   expect([first?.descending, second?.descending]).toEqual([false, true]);
 });
 
 test('a click on another heading starts anew', () => {
   const order: Order = { sort: 'path', descending: true };
-  expect(nextOrder(order, { name: 'op', width: 0 })).toEqual({ sort: 'op', descending: false });
+  expect(nextOrder(order, named('op'))).toEqual({ sort: 'op', descending: false });
 });
 
 test('only a report has verdicts, and only a list of all steps names the step', () => {

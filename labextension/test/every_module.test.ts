@@ -12,7 +12,7 @@ const TESTS = new Set(Object.keys(import.meta.glob('./*.test.ts')).map(path => p
 
 /** Modules without code, which nothing can test. */
 const WITHOUT: Record<string, string> = {
-  'widget/wire.ts': 'types, written by wire_types.py from those of Python',
+  'widget/wire.ts': 'types and columns, written by wire_types.py from those of Python',
   'plugin/wire.ts': 'types, written by wire_types.py from those of Python',
   'widget/css.d.ts': 'the type of a style sheet',
   'plugin/svg.d.ts': 'the type of a picture',

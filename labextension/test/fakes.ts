@@ -1,7 +1,15 @@
 /** Fakes that several tests share: a kernel, a canvas, sizes on the screen, keys, answers. */
 import { vi } from 'vitest';
 import type { Args, Ask, Op, Reply } from '../src/widget/rpc';
-import type { Detail, Overview, Row, Side, Step, Which } from '../src/widget/wire';
+import {
+  LIST_COLUMNS,
+  type Detail,
+  type Overview,
+  type Row,
+  type Side,
+  type Step,
+  type Which,
+} from '../src/widget/wire';
 
 /** An answer with buffers. */
 class Sent {
@@ -126,14 +134,17 @@ export function step(index: number, more: Partial<Step> = {}): Step {
   };
 }
 
+const FIGURES = LIST_COLUMNS.filter(column => column.figure).map(column => column.name);
+
+/** A row; a figure that is not named here is null. */
 export function row(id: number, more: Partial<Row> = {}): Row {
   return {
+    ...Object.fromEntries(FIGURES.map(name => [name, null])),
     ...{ id, step: 0, rank: 0, seq: id, path: `layers.${id}`, call: 0, role: 'output', slot: '0' },
     ...{ op: 'Linear', dtype: 'float32', shape: [2, 3], min: -1, max: 1, mean: 0, l2norm: 2 },
-    ...{ nan: 0, inf: 0, kept: true, verdict: null, error: null, limit: null },
-    ...{ reason: '', expected: '', mark: -1 },
+    ...{ nan: 0, inf: 0, kept: true, verdict: null, reason: '', expected: '', mark: -1 },
     ...more,
-  };
+  } as Row;
 }
 
 export function side(which: Which, more: Partial<Side> = {}): Side {

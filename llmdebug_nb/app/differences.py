@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, overload
 from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.errors import DumpWriteError
 from llmdebug_nb.core.printable import cell
+from llmdebug_nb.core.records import Record
 from llmdebug_nb.core.urls import on_this_machine
 from llmdebug_nb.show import html
 from llmdebug_nb.show.report_view import ReportView
+from llmdebug_nb.show.row_columns import BY_NAME, JUDGED, MEASURED
 from llmdebug_nb.show.words import expected_text
 from llmdebug_nb.store.tabular import Tabular
 
@@ -21,7 +23,13 @@ if TYPE_CHECKING:
     import pandas
 
 _SITE = ("rank", "generation", "step", "path", "call", "phase", "role", "slot")
-_SIDE = ("dtype", "shape", "max", "min", "mean", "l2norm")
+_SIDE: dict[str, Callable[[Record], object]] = {
+    "dtype": lambda record: record.summary.dtype,
+    "shape": lambda record: record.summary.shape,
+    "max": BY_NAME["max"].of,
+    **{column.name: column.of for column in MEASURED},
+    "op": lambda record: record.op,
+}
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
@@ -95,18 +103,9 @@ def _flat(d: Difference) -> dict[str, Any]:
         row[side] = None if record is None else str(record.site)
     row["op"], row["seq"] = d.op, d.pair.either.seq
     for side, record in (("golden", d.pair.golden), ("my", d.pair.mine)):
-        for name in _SIDE:
-            row[f"{side}_{name}"] = None if record is None else getattr(record.summary, name)
-        row[f"{side}_op"] = None if record is None else record.op
-    return (
-        row
-        | d.metrics
-        | {
-            "verdict": d.verdict,
-            "error": d.error,
-            "limit": d.limit,
-            "why": d.pair.why,
-            "reason": d.reason,
-        }
-        | {"expected": expected_text(d) or None, "fit": d.pair.fit.says if d.pair.fit else None}
-    )
+        for name, of in _SIDE.items():
+            row[f"{side}_{name}"] = None if record is None else of(record)
+    row |= d.metrics
+    row |= {column.name: column.of(d.pair.either, d) for column in JUDGED}
+    row |= {"why": d.pair.why, "reason": d.reason, "expected": expected_text(d) or None}
+    return row | {"fit": d.pair.fit.says if d.pair.fit else None}

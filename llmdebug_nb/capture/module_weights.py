@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.compat import torch_distributed
+from llmdebug_nb.capture.context import Context
 from llmdebug_nb.capture.hooks.gradients import Gradients
+from llmdebug_nb.capture.ranks import Ranks
+from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.sink import CheckingRecorder
 from llmdebug_nb.capture.weight_samples import WeightSamples
 from llmdebug_nb.core.options import DumpOptions
-
-if TYPE_CHECKING:
-    from llmdebug_nb.capture.observer import Observer
-    from llmdebug_nb.capture.recorder import Recorder
 
 
 class ModuleWeights:
     """Records the weights of modules. ``recorded``: ids of the roots of which all were, once."""
 
     def __init__(
-        self, observer: Observer, recorder: Recorder, options: DumpOptions, gradients: Gradients
-    ) -> None:
+        self, context: Context, recorder: Recorder, options: DumpOptions, gradients: Gradients,
+        ranks: Ranks,
+    ) -> None:  # fmt: skip
         self.recorded: set[int] = set()
-        self._observer, self._recorder = observer, recorder
-        self._options, self._gradients = options, gradients
+        self._context, self._recorder, self._options = context, recorder, options
+        self._gradients, self._ranks = gradients, ranks
         self._samples: WeightSamples | None = None
         if not isinstance(recorder, CheckingRecorder):
             self._samples = WeightSamples(recorder, always=options.last is not None)
@@ -47,7 +46,7 @@ class ModuleWeights:
         self._divided |= {
             (path, name) for name, tensor in weights.items() if torch_distributed.is_divided(tensor)
         }
-        call = OpenCall(path, op, "module", path, 0, self._observer.thread.root_call)
+        call = OpenCall(path, op, "module", path, 0, self._context.thread.root_call)
         self._recorder.record(call, "attribute", attributes.items())
         if self._options.weights:
             self._recorder.record(call, "weight", weights.items())
@@ -74,12 +73,12 @@ class ModuleWeights:
                 for name, weight in module._parameters.items()
                 if weight is not None
             )
-            self._samples.read(own, self._observer.thread.root_call, tell=self.change)
+            self._samples.read(own, self._context.thread.root_call, tell=self.change)
 
     @property
     def watched(self) -> bool:
         """Whether the gradients of parameters are recorded now."""
-        recorded = self._observer.backward and self._options.records_modules
+        recorded = self._context.backward and self._options.records_modules
         return recorded and torch.is_grad_enabled()
 
     def watch(self, path: str, op: str, weights: Mapping[str, torch.Tensor]) -> None:
@@ -94,11 +93,11 @@ class ModuleWeights:
                 continue
             begin = functools.partial(self._begin, path, op, name)
             self._gradients.watch_parameter(begin, name, tensor)
-            self._observer.ranks.watch(functools.partial(self._begin, path, op), name, tensor)
+            self._ranks.watch(functools.partial(self._begin, path, op), name, tensor)
 
     def _begin(self, path: str, op: str, name: str) -> OpenCall | None:
-        observer = self._observer
-        if observer.latest is None or observer.names.excludes(path):
+        context = self._context
+        if context.latest is None or context.names.excludes(path):
             return None
-        number = observer.counts.next(path, observer.latest, name)
-        return OpenCall(path, op, "module", path, number, observer.latest)
+        number = context.counts.next(path, context.latest, name)
+        return OpenCall(path, op, "module", path, number, context.latest)

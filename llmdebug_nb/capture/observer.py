@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
 
-from llmdebug_nb.capture.calls import Leaf, OpenCall, SharedCounts, ThreadState
+from llmdebug_nb.capture.calls import Leaf, OpenCall, ThreadState
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.compat.torch_modes import Mode
+from llmdebug_nb.capture.context import Context
 from llmdebug_nb.capture.fast_check import Passing
 from llmdebug_nb.capture.guard import Guard
 from llmdebug_nb.capture.hooks.gradients import Gradients
 from llmdebug_nb.capture.module_weights import ModuleWeights
-from llmdebug_nb.capture.name_filter import NameFilter
 from llmdebug_nb.capture.operators.call_stacks import CallStacks
 from llmdebug_nb.capture.operators.forward_operators import ForwardOperators
 from llmdebug_nb.capture.operators.kinds import Operator, operator_name
@@ -43,39 +43,53 @@ Args = tuple[object, ...]
 Kwargs = Mapping[str, object]
 
 
+class Outlets(NamedTuple):
+    """Where records go. ``reference``: also records inputs of modules."""
+
+    recorder: Recorder
+    reference: Recorder | None
+    profile: Profile | None
+
+
+class Scope(NamedTuple):
+    """What is observed. ``restricted``: only some models. ``operators``: those of PyTorch, too."""
+
+    restricted: bool
+    operators: bool
+
+
 class Observer:
     """Observes the calls of one session.
 
-    ``backward``: gradients are recorded. ``paused``: gradients and compiled code are not recorded
-    now. ``unpaired``: count of backward operators left out because their forward operator was not
+    ``context``: where the recording stands; ``thread``, ``names``, ``backward`` are its own.
+    ``unpaired``: count of backward operators left out because their forward operator was not
     seen. ``weights``: records those of modules. ``player``: plays what hooks only note.
     ``record(call, role, leaves)``: records inputs or outputs of a call.
     ``passing``: what lets calls pass, if calls are only checked for errors.
-    ``latest``: the root call that backward passes belong to; None if it is not recorded.
     ``ranks``: records what concerns the ranks beside this one. ``modes``: observe operators.
     ``on_call_end(call, outputs)``: called when a recorded call ends; the program waits for it.
     ``substitution``: the tensors of operators that are put in place of the program's own.
     """
 
     def __init__(
-        self, options: DumpOptions, recorder: Recorder, reference: Recorder | None,
-        thread: ThreadState, guard: Guard, profile: Profile | None,
-        recording_filter: RecordingFilter, *, restricted: bool, operators: bool,
-    ) -> None:  # fmt: skip
-        """``reference``: also records inputs of modules. ``restricted``: only some models count.
-
-        ``operators``: operators of PyTorch may be observed.
-        """
+        self,
+        options: DumpOptions,
+        outlets: Outlets,
+        thread: ThreadState,
+        guard: Guard,
+        recording_filter: RecordingFilter,
+        scope: Scope,
+    ) -> None:
+        recorder, reference, profile = outlets
+        self._check = recorder if isinstance(recorder, CheckingRecorder) else None
+        self.context = Context(options, thread, None if self._check is None else 0)
         self.thread, self.guarded = thread, guard.run
-        self.backward = "backward" in options.phases
-        self.paused = False
+        self.names, self.backward = self.context.names, self.context.backward
         self.substitution: Intervention | None = None
         self.unpaired = 0
         self.on_call_end: Callable[[OpenCall, list[Leaf]], None] | None = None
         self._options, self._recorder, self._profile = options, recorder, profile
-        self._filter, self._restricted = recording_filter, restricted
-        self.counts = SharedCounts()
-        self.names = NameFilter(options, thread, self.counts)
+        self._filter, self._restricted = recording_filter, scope.restricted
         self._overflow: OverflowFilter | None = None
         self.record: RecordLeaves = recorder.record
         if options.overflow is not None:
@@ -84,26 +98,22 @@ class Observer:
         if reference is not None:
             self.record = functools.partial(record_both, self.record, reference.record)
         self._roles = options.roles
-        self._forward = "forward" in options.phases
         self.records_modules = options.records_modules and not options.logits
-        self._filtered = bool(options.layers or options.types)
         self._inputs_before = options.time != 1
         # role of inputs as the call has left them
         self._role_after = {1: "input", 2: "after"}.get(options.time)
-        self._check = recorder if isinstance(recorder, CheckingRecorder) else None
         self._forwards = ForwardOperators()
         check, parts = self._check, (thread, self._forwards, self.records_modules, self.backward)
         self.passing = None if check is None else Passing(check, *parts)
-        self.ranks = Ranks(self, recorder, options, operators)
+        self.ranks = Ranks(self.context, self, recorder, options, scope.operators)
         self._gradients = Gradients(self._roles, self.guarded, self.record_gradient)
-        self.weights = ModuleWeights(self, recorder, options, self._gradients)
+        self.weights = ModuleWeights(self.context, recorder, options, self._gradients, self.ranks)
         self._call_stacks = CallStacks.of(recorder) if options.sources else None
         self.signatures = Signatures()
         alone = check is None and reference is None and profile is None
         parts_of_player = self, recorder, guard, options, self._call_stacks
         self.player = Player.of(*parts_of_player) if alone else None
         self.modes: OperatorModes | None = None
-        self.latest: int | None = None if self._check is None else 0
         self._resting = False
 
     # -- life -----------------------------------------------------------------------------------
@@ -133,13 +143,13 @@ class Observer:
         """Record no further root call; with ``backward``, still the gradients of earlier ones."""
         self._filter.paused = True
         self.thread.after_recorded = False
-        self.paused = not backward
+        self.context.paused = not backward
 
     def resume(self) -> None:
-        self._filter.paused = self.paused = False
+        self._filter.paused = self.context.paused = False
 
     def begin_root_call(self, recording: bool) -> None:
-        self.latest = self.thread.root_call if recording else None
+        self.context.latest = self.thread.root_call if recording else None
         self.ranks.look()
         self._forwards.begin_root_call()
         noting = self.player is not None and self.on_call_end is None and self.substitution is None
@@ -167,10 +177,10 @@ class Observer:
         They do in a recorded root call, in its backward pass, and for the loss in between.
         """
         if pytorch.in_backward():
-            return self.latest is not None
+            return self.context.latest is not None
         thread = self.thread
         if self._check is not None:
-            return not self.paused
+            return not self.context.paused
         return thread.recording or (thread.after_recorded and torch.is_grad_enabled())
 
     def recomputes(self) -> bool:
@@ -222,7 +232,7 @@ class Observer:
             and any(isinstance(leaf, torch.Tensor) for _, leaf in leaves(output))
         ):
             self.thread.last_output = call, output
-        if call.recorded and (call.since is not None or self._forward):
+        if call.recorded and (call.since is not None or self.context.forward):
             self.end_call(call, leaves(output))
         if self._check is not None and call.level == "module" and not self.thread.open_calls:
             self._check.record_result(leaves(output))
@@ -242,7 +252,7 @@ class Observer:
         if (
             self._inputs_before
             and not call.recomputed
-            and self.wants_phase(call)
+            and self.context.wants_phase(call)
             and "input" in self._roles
         ):
             self.record(call, "input", inputs)
@@ -253,7 +263,7 @@ class Observer:
             return
         if call.since is not None:
             self._gradients.end(call, outputs)
-        if not call.recomputed and self.wants_phase(call):
+        if not call.recomputed and self.context.wants_phase(call):
             if self._role_after and "input" in self._roles:
                 self.record(call, self._role_after, call.inputs)
             if "output" in self._roles:
@@ -269,9 +279,6 @@ class Observer:
         """If only overflowing calls are recorded, record or drop the held leaves of a call."""
         if self._overflow is not None:
             self._overflow.decide(call)
-
-    def wants_phase(self, call: OpenCall) -> bool:
-        return self._forward or call.phase == "backward"
 
     # -- operators --------------------------------------------------------------------------------
 
@@ -292,7 +299,7 @@ class Observer:
         if call is not None and call.recorded:
             if self._check is not None:
                 call.arguments = args, kwargs
-            elif not recomputed and self._forward:
+            elif not recomputed and self.context.forward:
                 self.record_operator(call, self.stack_here())
             self.begin_call(call, operator_inputs(args, kwargs))
         return call
@@ -304,7 +311,7 @@ class Observer:
         """
         thread = self.thread
         parent = thread.open_calls[-1] if thread.open_calls else None
-        if not self.selects_inside(parent):
+        if not self.context.selects_inside(parent):
             return None
         module = parent.module if parent is not None else None
         if not operator.wanted:
@@ -355,35 +362,26 @@ class Observer:
         if not self.backward or not self._forwards.has_new_node():
             return
         parent = self.thread.open_calls[-1] if self.thread.open_calls else None
-        if self.selects_inside(parent):
+        if self.context.selects_inside(parent):
             module = parent.module if parent is not None else None
             name = operator_name(function)
             path, root_call = f"{module or ''}/{name}", self.thread.root_call
             self._forwards.add(OpenCall(path, name, "aten", module, 0, root_call))
 
-    def selects_inside(self, parent: OpenCall | None) -> bool:
-        """Return whether operators directly in a call are selected.
-
-        Outside of all calls, an operator of another model isn't.
-        """
-        if parent is None:
-            return not self._filtered and not pytorch.in_model()
-        return parent.selected or not self._filtered
-
     def _begin_backward_operator(
         self, operator: Operator, args: Args, kwargs: Kwargs
     ) -> OpenCall | None:
         """Begin an operator of a backward pass, in the module of its forward operator."""
-        if not self.backward or self.latest is None or self.paused:
+        if not self.backward or self.context.latest is None or self.context.paused:
             return None
         forward = self._forwards.of_running_node()
-        if forward is None and (self._filtered or self._restricted):
+        if forward is None and (self.context.filtered or self._restricted):
             self.unpaired += 1  # of another model, or a sum that the engine makes for itself
             return None
         self._forwards.mark_used()
         path = f"{(forward.module if forward else None) or ''}/{operator.name}"
-        root_call = forward.root_call if forward else self.latest
-        number = self.counts.next(path, root_call)
+        root_call = forward.root_call if forward else self.context.latest
+        number = self.context.counts.next(path, root_call)
         call = OpenCall(path, operator.name, "aten", None, number, root_call)
         call.phase = "backward"
         call.id = forward.id if forward else None
@@ -421,7 +419,7 @@ class Observer:
     def begin_backward(self) -> list[Mode]:
         """Begin a backward pass of this thread; return the modes put on its stack for it."""
         self.ranks.begin_backward()
-        return self.modes.push() if self.modes and self.latest is not None else []
+        return self.modes.push() if self.modes and self.context.latest is not None else []
 
     def end_backward(self, pushed: list[Mode]) -> None:
         if pushed and self.modes:
@@ -434,14 +432,14 @@ class Observer:
             self._recorder.flush()
 
     def record_gradient(self, call: OpenCall, role: str, slot: str, gradient: torch.Tensor) -> None:
-        if not self.paused and (self._overflow is None or overflows(gradient)):
+        if not self.context.paused and (self._overflow is None or overflows(gradient)):
             self._recorder.record_tensor(call, role, slot, gradient, "backward")
 
     # -- values of the program --------------------------------------------------------------------
 
     def record_saved(self, path: str, value: object, place: RootCall, gradients: bool) -> None:
         """Record a value that the program itself passes to `save`."""
-        number = self.counts.next(path, place.generation, place.step)
+        number = self.context.counts.next(path, place.generation, place.step)
         call = OpenCall(path, "save", "module", path, number, place.index)
         outputs = leaves(value)
         self.record(call, "output", outputs)

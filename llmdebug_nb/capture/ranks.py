@@ -7,42 +7,59 @@ level. Behind a backward pass, the gradients of parameters are those that all ra
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 
-from llmdebug_nb.capture.calls import OpenCall
+from llmdebug_nb.capture.calls import Leaf, OpenCall
 from llmdebug_nb.capture.compat import pytorch, torch_distributed
+from llmdebug_nb.capture.context import Context
+from llmdebug_nb.capture.guard import Guarded
 from llmdebug_nb.capture.operators import collectives
 from llmdebug_nb.capture.operators.kinds import OperatorFilter
 from llmdebug_nb.capture.recorder import Recorder
+from llmdebug_nb.capture.tape.player import Player
 from llmdebug_nb.capture.walk import leaves
 from llmdebug_nb.core.kernels.raw import captures_graph
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.placement import ACCUMULATED, COLLECTIVE, REDUCED
-
-if TYPE_CHECKING:
-    from llmdebug_nb.capture.observer import Observer
 
 NOT_WAITED = "nobody waited for the result of an asynchronous collective while it was recorded"
 
 Begin = Callable[[str], OpenCall | None]  # of the slot of a gradient
 
 
+class CallRecorder(Protocol):
+    """Records calls and gradients: the observer of a session."""
+
+    @property
+    def guarded(self) -> Guarded: ...
+    @property
+    def player(self) -> Player | None: ...
+    def stack_here(self) -> int | None: ...
+    def record_operator(self, call: OpenCall, stack: int | None) -> None: ...
+    def begin_call(self, call: OpenCall, inputs: Iterable[Leaf]) -> None: ...
+    def end_module(self, call: OpenCall, output: object) -> None: ...
+    def record_gradient(
+        self, call: OpenCall, role: str, slot: str, gradient: torch.Tensor
+    ) -> None: ...
+
+
 class Ranks:
-    """Follows what concerns other ranks, for one observer. ``guarded``: see `Guard`."""
+    """Follows what concerns other ranks, for one recording. ``guarded``: see `Guard`."""
 
     def __init__(
-        self, observer: Observer, recorder: Recorder, options: DumpOptions, operators: bool
-    ) -> None:
+        self, context: Context, calls: CallRecorder, recorder: Recorder, options: DumpOptions,
+        operators: bool,
+    ) -> None:  # fmt: skip
         """``operators``: operators of PyTorch may be observed.
 
         What only checks looks at collectives as functions of level api, and at nothing else here.
         """
-        self.guarded = observer.guarded
-        self._observer, self._recorder = observer, recorder
+        self.guarded = calls.guarded
+        self._context, self._calls, self._recorder = context, calls, recorder
         self._keeps = isinstance(recorder, Recorder)
         self._follows = operators and (self._keeps or "api" in options.operator_levels)
         self._wanted = OperatorFilter(options.apis)
@@ -93,14 +110,14 @@ class Ranks:
         Behind a recorded root call, what a backward pass or the program itself sends counts as
         part of the backward phase.
         """
-        op, observer, thread = f"Distributed.{name}", self._observer, self._observer.thread
+        op, context, thread = f"Distributed.{name}", self._context, self._context.thread
         number = self._number(name, args, kwargs)
-        latest = observer.latest
-        if observer.paused or latest is None or op not in self._wanted:
+        latest = context.latest
+        if context.paused or latest is None or op not in self._wanted:
             return None
         within = thread.recording and not pytorch.in_backward()
         parent = thread.open_calls[-1] if within and thread.open_calls else None
-        if not observer.selects_inside(parent):
+        if not context.selects_inside(parent):
             return None
         seen = torch_distributed.collective(name, function, args, kwargs)
         if parent is not None:
@@ -108,18 +125,18 @@ class Ranks:
             call = thread.enter(path, op, "api", parent.module, False)
         else:
             path = f"/{op}"
-            call = OpenCall(path, op, "api", None, observer.counts.next(path, latest), latest)
+            call = OpenCall(path, op, "api", None, context.counts.next(path, latest), latest)
             call.phase = "backward"
         call.selected, call.gives = True, seen.gives
-        call.recorded = observer.names.selects(call)
+        call.recorded = context.names.selects(call)
         if call.recorded:
             if not self._keeps:
                 call.arguments = args, kwargs
-            elif observer.wants_phase(call):
-                stack = observer.stack_here() if call.phase == "forward" else None
-                observer.record_operator(call, stack)
+            elif context.wants_phase(call):
+                stack = self._calls.stack_here() if call.phase == "forward" else None
+                self._calls.record_operator(call, stack)
                 self._recorder.record_texts(call, COLLECTIVE, [*seen.facts, *number])
-            observer.begin_call(call, leaves(seen.takes))
+            self._calls.begin_call(call, leaves(seen.takes))
         return call
 
     def _number(
@@ -137,11 +154,11 @@ class Ranks:
         self.leave_collective(call)
         gives, call.gives = call.gives, None
         if gives is None or not leaves(gives):
-            self._observer.end_module(call, result if gives is None else gives)
+            self._calls.end_module(call, result if gives is None else gives)
         elif result is None and call.op in torch_distributed.RECEIVES:
             self._unwaited += 1  # one of a batch of NCCL, whose Work is that of the batch
         elif result is None:
-            self._observer.end_module(call, gives)
+            self._calls.end_module(call, gives)
         elif call.recorded:
             self._running[result] = call, gives
             self._unwaited += 1
@@ -152,17 +169,17 @@ class Ranks:
         found = self._running.pop(work, None)
         if found is not None:
             self._unwaited -= 1
-            self._observer.end_module(*found)
+            self._calls.end_module(*found)
 
     def leave_collective(self, call: OpenCall) -> None:
         """Close the call of a collective, also after an error."""
         if call.phase == "forward":
-            self._observer.thread.leave(call.path)
+            self._context.thread.leave(call.path)
 
     def forget_versions(self) -> None:
         """Recognise no tensor of a device any more: torch counts no change by a collective."""
-        if self._observer.player is not None:
-            self._observer.player.tape.forget()
+        if self._calls.player is not None:
+            self._calls.player.tape.forget()
         if self._keeps:
             self._recorder.devices.forget()
 
@@ -194,7 +211,7 @@ class Ranks:
             slot = f"{name}{ACCUMULATED if added else REDUCED}"
             call = begin(slot)
             if call is not None:
-                self._observer.record_gradient(call, "grad", slot, gradient)
+                self._calls.record_gradient(call, "grad", slot, gradient)
 
 
 def _is_zero(gradient: torch.Tensor | None) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llmdebug_nb.capture import setup
 from llmdebug_nb.capture.calls import ThreadState
 from llmdebug_nb.capture.guard import Guard
-from llmdebug_nb.capture.observer import Observer
+from llmdebug_nb.capture.observer import Observer, Outlets, Scope
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.recording_filter import RecordingFilter
 from llmdebug_nb.capture.roots import Roots
@@ -74,8 +74,8 @@ class Parts(NamedTuple):
         by_hand = None if alarms is None else alarms.raise_by_hand
         selected = RecordingFilter(options, rank, steps.round_of, by_hand)
         observer = Observer(
-            options, recorder, second, thread, guard, profile, selected,
-            restricted=restricted, operators=operators,
+            options, Outlets(recorder, second, profile), thread, guard, selected,
+            Scope(restricted, operators),
         )  # fmt: skip
         if operators and options.operator_levels:
             observer.modes = _modes(observer, options)

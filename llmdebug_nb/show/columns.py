@@ -7,11 +7,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from llmdebug_nb.comparison.differences import EXPECTED, MISMATCHES, Difference, RowVerdict
 from llmdebug_nb.core.paths import within
+from llmdebug_nb.show.row_columns import BY_NAME, SEARCHED, Column
 from llmdebug_nb.show.tensors import Array
 from llmdebug_nb.store.row_filter import row_text
 
@@ -59,14 +61,15 @@ def _path_ranks(paths: Sequence[str]) -> Array:
 class Columns:
     """``steps``: of each row, the index of its step in the stepper.
 
-    Of each row: ``sites``, ``verdict`` (an index of `VERDICTS`), ``mismatch``, ``error``,
-    ``limit``, and ``path_of``, an index of ``paths``.
+    Of each row: ``sites``, ``verdict`` (an index of `VERDICTS`), ``mismatch``, and
+    ``path_of``, an index of ``paths``.
     """
 
     def __init__(self, differences: Sequence[Difference], steps: Sequence[int]) -> None:
         self.rows = differences
         self.step = np.array(steps, np.int32)
-        self.sites = [d.pair.either.site for d in differences]
+        self._records = [d.pair.either for d in differences]
+        self.sites = [record.site for record in self._records]
         self._place = place = dict[str, int]()
         rows = [place.setdefault(site.path, len(place)) for site in self.sites]
         self.paths, self.path_of = list(place), np.array(rows, np.int64)
@@ -76,22 +79,15 @@ class Columns:
         for i in np.flatnonzero(self.verdict < len(MISMATCHES)).tolist():
             self.mismatch[i] = differences[i].is_mismatch
         self.order = functools.lru_cache(maxsize=8)(self._order)
-        self._column = functools.lru_cache(maxsize=8)(self._values)
-
-    @functools.cached_property
-    def error(self) -> Array:
-        return figures(d.error for d in self.rows)
-
-    @functools.cached_property
-    def limit(self) -> Array:
-        return figures(d.limit for d in self.rows)
+        self.values = functools.lru_cache(maxsize=8)(self._values)
 
     @functools.cached_property
     def texts(self) -> list[str]:
         """The texts in which the words of a filter are searched."""
+        words = zip(*(map(str, self._cells(column)) for column in SEARCHED), strict=True)
         return [
-            row_text(s.path, s.role, s.slot, d.op, d.pair.either.summary.dtype, d.verdict)
-            for s, d in zip(self.sites, self.rows, strict=True)
+            row_text(s.path, s.role, s.slot, *found)
+            for s, found in zip(self.sites, words, strict=True)
         ]
 
     def holding(self, word: str) -> Array:
@@ -131,28 +127,29 @@ class Columns:
         """
         if not name:
             return np.arange(len(self.rows))
-        values = self._column(name)
+        values = self.values(name)
         keys = (-values if descending else values, np.isnan(values))
         order: Array = np.lexsort(keys)  # stable; the last key counts first
         return order
 
     def _values(self, name: str) -> Array:
-        rows = self.rows
-        if name == "path":
-            ranks: Array = _path_ranks(self.paths)[self.path_of]
-            return ranks
-        columns: dict[str, Callable[[], Array]] = {
+        """Return a column as numbers that sort as its values do."""
+        own: dict[str, Callable[[], Array]] = {
             "step": lambda: self.step.astype(float),
-            "rank": lambda: np.array([d.site.rank for d in rows], float),
-            "seq": lambda: np.array([d.pair.either.seq for d in rows], float),
-            "op": lambda: _ranks([d.op for d in rows]),
-            "dtype": lambda: _ranks([d.pair.either.summary.dtype for d in rows]),
-            "shape": lambda: np.array([d.pair.either.summary.numel for d in rows], float),
-            "error": lambda: self.error,
-            "limit": lambda: self.limit,
+            "path": lambda: _path_ranks(self.paths)[self.path_of],
+            "shape": lambda: figures(record.summary.numel for record in self._records),
             "verdict": lambda: self.verdict.astype(float),
         }
-        return columns[name]()
+        if name in own:
+            return own[name]()
+        column = BY_NAME[name]
+        values: list[Any] = list(self._cells(column))
+        return _ranks(values) if column.kind is str else figures(values)
+
+    def _cells(self, column: Column) -> Iterable[object]:
+        if column.of_difference is not None:
+            return map(column.of_difference, self.rows)
+        return map(column.of_record, self._records)
 
 
 def element_limit(d: Difference) -> float | None:

@@ -158,7 +158,7 @@ def _worst_tensor(view: ViewData, overview: wire.Overview) -> _Tensor | None:
     if errors["broken"]:
         note += f", {errors['broken']:,} differ by NaN or infinity"
     return _Tensor(
-        place=" ".join(tables.place_cells(detail["row"], overview["steps"])[:3]),
+        place=tables.place_text(detail["row"], overview["steps"]),
         heatmaps=heatmaps(panels),
         errors=errors_picture(errors, scatter, buffers),
         note=note,

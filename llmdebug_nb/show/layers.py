@@ -88,7 +88,7 @@ def layer_errors(
     of_path = np.array([at_layer[owners[path]] for path in columns.paths], np.int64)
     row, shape = of_path[columns.path_of], (len(layers), max(steps, 1))
     cell, state = row * shape[1] + columns.step, _states(columns, made)
-    error, limit = columns.error, columns.limit
+    error, limit = columns.values("error"), columns.values("limit")
     ratio = ratios(error, limit)
     ratio[np.isnan(ratio)] = -1.0
     # that its weights are right does not say that what a layer computes has a partner

@@ -36,7 +36,7 @@ from llmdebug_nb.show.text import report_text
 from llmdebug_nb.show.tokens import Tokenizer, texts
 from llmdebug_nb.show.tree import Tree
 from llmdebug_nb.show.view_data import Answer, ReportData
-from llmdebug_nb.show.views import Judged, View, axes_of, several, side_view
+from llmdebug_nb.show.views import View, axes_of, several, side_view
 from llmdebug_nb.show.words import expected_text, labels, made_text
 from llmdebug_nb.store.expectation import Expectation
 
@@ -236,15 +236,7 @@ class ReportView(View):
 
     def _difference_row(self, index: int) -> wire.Row:
         d = self.differences[index]
-        judged: Judged = {
-            "verdict": d.verdict,
-            "error": number(d.error),
-            "limit": number(d.limit),
-            "reason": d.reason or (d.pair.fit.says if d.pair.fit else ""),
-            "expected": expected_text(d),
-            "mark": self._mark(d.expected),
-        }
-        return self.row_view(index, d.pair.either, judged)
+        return self.row_view(index, d.pair.either, d, self._mark(d.expected))
 
     def detail(self, request: wire_requests.DetailRequest) -> wire.Detail:
         d = self._difference(request["row"])

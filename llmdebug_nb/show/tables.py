@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from llmdebug_nb.comparison.differences import MISMATCHES, Difference
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.show import wire, wire_requests
+from llmdebug_nb.show.row_columns import Column, tabled
 from llmdebug_nb.show.tensors import number
 from llmdebug_nb.show.view_data import ViewData
 
 ROWS = 12  # of a table that shows only the first ones
 _PAGE = 1000
-_PLACE = ["step", "path", "tensor", "op", "dtype", "shape"]
-_RUN_FIGURES = ["min", "max", "mean", "l2norm"]
-_REPORT_FIGURES = ["error", "limit"]
-_SIDE_FIGURES = [*_RUN_FIGURES, "nan", "inf"]
+_SIDE_FIGURES = ["min", "max", "mean", "l2norm", "nan", "inf"]
 _ELEMENT = ["golden", "mine", "difference"]
 EVERYTHING: wire_requests.Listed = {
     "node": -1, "mismatch": False, "text": "", "every": True, "sort": "", "descending": False,
@@ -34,7 +32,7 @@ class Table(NamedTuple):
     head: list[str]
     lines: list[Line]
     total: int
-    numbers: range = range(0)
+    numbers: Collection[int] = ()
 
 
 def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -84,34 +82,48 @@ def rows_table(view: ViewData, most: int = ROWS, *, mismatch: bool = False) -> T
 
 
 def _rows(rows: list[wire.Row], overview: wire.Overview, total: int) -> Table:
-    is_report = overview["kind"] == "report"
-    figures = _REPORT_FIGURES if is_report else _RUN_FIGURES
-    lines = []
-    for row in rows:
-        cells = [*place_cells(row, overview["steps"]), *_figures(row, figures)]
-        if is_report:
-            cells.append(verdict_cell(row))
-        lines.append(Line(cells, row["verdict"] or ""))
-    head = [*_PLACE, *figures, *(["verdict"] if is_report else [])]
-    return Table(head, lines, total, range(len(_PLACE), len(_PLACE) + len(figures)))
+    columns, steps = tabled(overview["kind"]), overview["steps"]
+    lines = [
+        Line([_cell(column, row, steps) for column in columns], row["verdict"] or "")
+        for row in rows
+    ]
+    figures = [at for at, column in enumerate(columns) if column.is_figure]
+    return Table([column.head or "" for column in columns], lines, total, figures)
 
 
-def _figures(row: wire.Row | wire.Element, names: Sequence[str]) -> list[str]:
-    return [figure(row[name]) for name in names]  # type: ignore[literal-required]
+def _cell(column: Column, row: wire.Row, steps: Sequence[wire.Step]) -> str:
+    if column.name in _CELLS:
+        return _CELLS[column.name](row, steps)
+    value = row[column.name]  # type: ignore[literal-required]
+    return figure(value) if column.is_figure else str(value)
 
 
-def place_cells(row: wire.Row, steps: Sequence[wire.Step]) -> list[str]:
-    """Return the cells that say which tensor a row is of."""
-    step = steps[row["step"]]["label"] if row["step"] < len(steps) else "-"
-    call = f" #{row['call']}" if row["call"] else ""
-    tensor, shape = f"{row['role']}[{row['slot']}]", "x".join(map(str, row["shape"]))
-    return [step, (row["path"] or "(root)") + call, tensor, row["op"], row["dtype"], shape]
+def place_text(row: wire.Row, steps: Sequence[wire.Step]) -> str:
+    """Return which tensor a row is of."""
+    return " ".join(_CELLS[name](row, steps) for name in ("step", "path", "slot"))
 
 
-def verdict_cell(row: wire.Row) -> str:
-    """Return the verdict of a row and its reason."""
+def _figures(row: wire.Element) -> list[str]:
+    return [figure(row[name]) for name in _ELEMENT]  # type: ignore[literal-required]
+
+
+def _step_cell(row: wire.Row, steps: Sequence[wire.Step]) -> str:
+    return steps[row["step"]]["label"] if row["step"] < len(steps) else "-"
+
+
+def _verdict_cell(row: wire.Row, steps: Sequence[wire.Step]) -> str:
     reason = row["expected"] or row["reason"]
     return f"{row['verdict']}{f': {reason}' if reason else ''}"
+
+
+# cells that say more than the value of their column
+_CELLS: dict[str, Callable[[wire.Row, Sequence[wire.Step]], str]] = {
+    "step": _step_cell,
+    "path": lambda row, steps: (row["path"] or "(root)") + f" #{row['call']}" * bool(row["call"]),
+    "slot": lambda row, steps: f"{row['role']}[{row['slot']}]",
+    "shape": lambda row, steps: "x".join(map(str, row["shape"])),
+    "verdict": _verdict_cell,
+}
 
 
 def sides_table(difference: Difference) -> Table:
@@ -137,7 +149,7 @@ def metrics_table(difference: Difference) -> Table:
 def worst_table(view: ViewData, row: int) -> Table:
     """Return the elements of a row that differ most; ``total``: all that differ."""
     worst = view.worst({"op": "worst", "row": row, "n": 10})
-    lines = [Line([str(one["index"]), *_figures(one, _ELEMENT)]) for one in worst["elements"]]
+    lines = [Line([str(one["index"]), *_figures(one)]) for one in worst["elements"]]
     return Table(["element", *_ELEMENT], lines, worst["differing"], range(1, 4))
 
 

@@ -11,8 +11,9 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Any, Literal, cast
 
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.errors import TensorLookupError
 from llmdebug_nb.core.msit_rounds import round_of
 from llmdebug_nb.core.places import shown
@@ -29,6 +30,7 @@ from llmdebug_nb.show import (
     wire_requests,
 )
 from llmdebug_nb.show.layers import LayerErrors
+from llmdebug_nb.show.row_columns import COLUMNS, FIGURES
 from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.timeline import Timeline
 from llmdebug_nb.show.tokens import Texts
@@ -38,22 +40,6 @@ from llmdebug_nb.store.run import Run
 
 _CACHED = 6  # tensors, for zooming and slicing
 _ALONE = "a single run has no differences: compare it with another one"
-
-
-class Judged(TypedDict):
-    """The part of a `wire.Row` that only a comparison has; a run has only ``reason``."""
-
-    verdict: wire.Verdict | None
-    error: wire.Num
-    limit: wire.Num
-    reason: str
-    expected: str
-    mark: int
-
-
-_NOT_JUDGED: Judged = {
-    "verdict": None, "error": None, "limit": None, "reason": "", "expected": "", "mark": -1,
-}  # fmt: skip
 
 
 class View(ABC):
@@ -230,29 +216,14 @@ class View(ABC):
             return f"warmup {call.generation}" + (f".{call.step}" if call.step else "")
         return (f"{call.generation}·" if self._several else "") + f"{call.step} {call.kind}"
 
-    def row_view(self, row: int, record: Record, judged: Judged | None = None) -> wire.Row:
-        s, v = record.site, record.summary
-        return {
-            "id": row,
-            "step": self.step_index_of(s),
-            "rank": s.rank,
-            "seq": record.seq,
-            "path": s.path,
-            "call": s.call,
-            "role": s.role if s.phase == "forward" else f"{s.phase} {s.role}",
-            "slot": s.slot,
-            "op": record.op,
-            "dtype": v.dtype,
-            "shape": list(v.shape),
-            "min": number(v.min),
-            "max": number(v.max),
-            "mean": number(v.mean),
-            "l2norm": number(v.l2norm),
-            "nan": v.nan or 0,
-            "inf": v.inf or 0,
-            "kept": record.payload is not None,
-            **(judged or {**_NOT_JUDGED, "reason": record.lost or ""}),
-        }
+    def row_view(
+        self, row: int, record: Record, difference: Difference | None = None, mark: int = -1
+    ) -> wire.Row:
+        """Return the row of a record of a run, or of a difference and the record it is shown by."""
+        cells: dict[str, Any] = {column.name: column.of(record, difference) for column in COLUMNS}
+        cells |= {name: number(cells[name]) for name in FIGURES}
+        step = self.step_index_of(record.site)
+        return cast(wire.Row, {"id": row, **cells, "step": step, "mark": mark})
 
 
 def several(ranks: Iterable[int]) -> list[int]:

@@ -1,26 +1,25 @@
 """The answers that the kernel sends to the explorer in a page.
 
-`wire_findings` has those on findings, `wire_layers` those on layers, `wire_halts` those on halts,
-`wire_requests` the requests; `labextension/src/widget/wire.ts` is generated from all. A request is
-``{"op": NAME, "re": n, ...}``, its answer ``{"re": n, ...}`` with binary buffers, or
-``{"re": n, "error": "one line"}``. JSON lacks some floats; they travel as the strings ``nan``,
-``inf``, ``-inf``.
+`row_columns` has the row of a list, `wire_findings` those on findings, `wire_layers` those on
+layers, `wire_halts` those on halts, `wire_requests` the requests; `labextension/src/widget/wire.ts`
+is generated from all. A request is ``{"op": NAME, "re": n, ...}``, its answer ``{"re": n, ...}``
+with binary buffers, or ``{"re": n, "error": "one line"}``. JSON lacks some floats; they travel as
+the strings ``nan``, ``inf``, ``-inf``.
 """
 
 from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-Num = float | str | None
+from llmdebug_nb.show import row_columns
+
+# the cells of a row, and the row
+Num = row_columns.Num
+Verdict = row_columns.Verdict
+Row = row_columns.Row
 Which = Literal["golden", "mine", "difference"]  # a run's own tensors are "golden"
 Tab = Literal["golden", "mine", "difference", "all"]  # "all": side by side
 Relation = Literal["inputs", "outputs", "consumers", "siblings"]
-Verdict = Literal[
-    "match", "within_noise", "expected", "diverged", "unmatched", "nondeterministic", "incomparable"
-]
-Sort = Literal[
-    "", "step", "rank", "seq", "path", "op", "dtype", "shape", "error", "limit", "verdict"
-]
 Scope = Literal["tensor", "step", "module"]
 
 
@@ -76,39 +75,6 @@ class TreeNode(TypedDict):
 class Children(TypedDict):
     total: int
     nodes: list[TreeNode]
-
-
-class Row(TypedDict):
-    """A record of a run, or a pair of a report. ``step`` indexes the stepper.
-
-    ``expected``: the comment on an expected row, "" for another. ``mark``: the index of its
-    expectation in the overview's list; -1 if no expectation names the row.
-    """
-
-    id: int
-    step: int
-    rank: int
-    seq: int
-    path: str
-    call: int
-    role: str
-    slot: str
-    op: str
-    dtype: str
-    shape: list[int]
-    min: Num
-    max: Num
-    mean: Num
-    l2norm: Num
-    nan: int
-    inf: int
-    kept: bool
-    verdict: Verdict | None
-    error: Num
-    limit: Num
-    reason: str
-    expected: str
-    mark: int
 
 
 class Page(TypedDict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
+from llmdebug_nb.show.row_columns import Sort
 from llmdebug_nb.show.wire import (
     Children,
     Detail,
@@ -17,7 +18,6 @@ from llmdebug_nb.show.wire import (
     Scatter,
     Scope,
     Series,
-    Sort,
     State,
     View,
     Which,

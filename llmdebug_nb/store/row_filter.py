@@ -119,10 +119,10 @@ class RowFilter(NamedTuple):
         )
 
 
-def row_text(path: str, role: str, slot: str, op: str, dtype: str, *more: str) -> str:
+def row_text(path: str, role: str, slot: str, *words: str) -> str:
     """Return the text in which a filter's words are looked for, in lower case.
 
     It names the slot as the page does (``in[0]``) and as Python does (``input[0]``).
     """
     short = "in" if role == "input" else "out"
-    return " ".join((path, f"{role}[{slot}]", f"{short}[{slot}]", op, dtype, *more)).lower()
+    return " ".join((path, f"{role}[{slot}]", f"{short}[{slot}]", *words)).lower()

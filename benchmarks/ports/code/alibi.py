@@ -168,29 +168,6 @@ class Server(nn.Module):
         return self.ln(x) @ self.embed.weight.T
 
 
-def heads_first(fused, heads: int):
-    """Sort the rows of all queries, all keys, all values by head."""
-    return fused.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
-
-
-def weights(hf):
-    """Return the weights of an `MptForCausalLM` under these names."""
-    sd, heads = hf.state_dict(), hf.config.n_heads
-    out = {
-        "embed.weight": sd["transformer.wte.weight"],
-        "ln.weight": sd["transformer.norm_f.weight"],
-    }
-    for n in range(hf.config.n_layers):
-        src, dst = f"transformer.blocks.{n}", f"blocks.{n}"
-        out[f"{dst}.ln1.weight"] = sd[f"{src}.norm_1.weight"]
-        out[f"{dst}.ln2.weight"] = sd[f"{src}.norm_2.weight"]
-        out[f"{dst}.attn.qkv.weight"] = heads_first(sd[f"{src}.attn.Wqkv.weight"], heads)
-        out[f"{dst}.attn.proj.weight"] = sd[f"{src}.attn.out_proj.weight"]
-        out[f"{dst}.mlp.fc1.weight"] = sd[f"{src}.ffn.up_proj.weight"]
-        out[f"{dst}.mlp.fc2.weight"] = sd[f"{src}.ffn.down_proj.weight"]
-    return out
-
-
 @torch.no_grad()
 def run(model, ids, prompt: int):
     """Serve one sequence, whose pages are not in order."""

@@ -131,30 +131,6 @@ class BatchedDecoder(nn.Module):
         return self.logits_dense(self.decoder_norm(x))
 
 
-def weights(hf):
-    """Return the weights of a `Qwen3ForCausalLM` as kernels."""
-    c = hf.config
-    state = {
-        "embedding": hf.model.embed_tokens.weight,
-        "decoder_norm.scale": hf.model.norm.weight,
-        "logits_dense.kernel": hf.lm_head.weight.T,
-    }
-    for n, old in enumerate(hf.model.layers):
-        new, a, m = f"layers.{n}", old.self_attn, old.mlp
-        state[f"{new}.pre_attention_norm.scale"] = old.input_layernorm.weight
-        state[f"{new}.pre_mlp_norm.scale"] = old.post_attention_layernorm.weight
-        for name, linear in (("query", a.q_proj), ("key", a.k_proj), ("value", a.v_proj)):
-            kernel = linear.weight.T.unflatten(1, (-1, c.head_dim))
-            state[f"{new}.self_attention.{name}.kernel"] = kernel
-        out = a.o_proj.weight.T.unflatten(0, (-1, c.head_dim))
-        state[f"{new}.self_attention.out.kernel"] = out
-        state[f"{new}.self_attention.query_norm.scale"] = a.q_norm.weight
-        state[f"{new}.self_attention.key_norm.scale"] = a.k_norm.weight
-        for name, linear in (("wi_0", m.gate_proj), ("wi_1", m.up_proj), ("wo", m.down_proj)):
-            state[f"{new}.mlp.{name}.kernel"] = linear.weight.T
-    return state
-
-
 @torch.no_grad()
 def run(model, ids, prompt: int):
     """Prefill ``prompt`` of the ids [1, length], feed the others one by one; return our logits."""

@@ -105,35 +105,6 @@ class Bloom(nn.Module):
         return forward(dict(self.w.items()), self.cfg, ids, past)
 
 
-def weights(hf):
-    """Return the weights of a `BloomForCausalLM` under these names."""
-    cfg, sd = hf.config, hf.state_dict()
-    w = {"emb": sd["transformer.word_embeddings.weight"]}
-
-    def norm(ours, theirs):
-        w[ours + "_g"] = sd[f"transformer.{theirs}.weight"]
-        w[ours + "_b"] = sd[f"transformer.{theirs}.bias"]
-
-    def linear(ours, theirs):
-        w[ours + "_w"] = sd[f"transformer.{theirs}.weight"].T
-        w[ours + "_b"] = sd[f"transformer.{theirs}.bias"]
-
-    norm("emb_ln", "word_embeddings_layernorm")
-    norm("ln_f", "ln_f")
-    for n in range(cfg.n_layer):
-        norm(f"h{n}_ln1", f"h.{n}.input_layernorm")
-        norm(f"h{n}_ln2", f"h.{n}.post_attention_layernorm")
-        linear(f"h{n}_out", f"h.{n}.self_attention.dense")
-        linear(f"h{n}_up", f"h.{n}.mlp.dense_h_to_4h")
-        linear(f"h{n}_down", f"h.{n}.mlp.dense_4h_to_h")
-        fused = f"transformer.h.{n}.self_attention.query_key_value"
-        # the rows are ordered by head, then query, key and value, then channel
-        rows = sd[f"{fused}.weight"].unflatten(0, (cfg.n_head, 3, -1))
-        w[f"h{n}_qkv_w"] = rows.permute(1, 3, 0, 2)
-        w[f"h{n}_qkv_b"] = sd[f"{fused}.bias"].unflatten(0, (cfg.n_head, 3, -1)).transpose(0, 1)
-    return {f"w.{name}": value.contiguous() for name, value in w.items()}
-
-
 @torch.no_grad()
 def run(model, ids, prompt):
     past = {}

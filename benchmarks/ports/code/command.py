@@ -128,22 +128,6 @@ class Command(nn.Module):
         return x @ self.tok.weight.T
 
 
-def weights(hf):
-    """Return the weights of a `Cohere2ForCausalLM` under these names."""
-    sd = hf.state_dict()
-    out = {"tok.weight": sd["model.embed_tokens.weight"], "norm.gain": sd["model.norm.weight"]}
-    for n in range(hf.config.num_hidden_layers):
-        src, dst = f"model.layers.{n}", f"blocks.{n}"
-        out[f"{dst}.norm.gain"] = sd[f"{src}.input_layernorm.weight"]
-        qkv = [sd[f"{src}.self_attn.{kind}_proj.weight"] for kind in "qkv"]
-        out[f"{dst}.attn.wqkv.weight"] = torch.cat(qkv)
-        out[f"{dst}.attn.wo.weight"] = sd[f"{src}.self_attn.o_proj.weight"]
-        both = [sd[f"{src}.mlp.{kind}_proj.weight"] for kind in ("gate", "up")]
-        out[f"{dst}.ffn.w13.weight"] = torch.cat(both)
-        out[f"{dst}.ffn.w2.weight"] = sd[f"{src}.mlp.down_proj.weight"]
-    return out
-
-
 @torch.no_grad()
 def run(model, ids, prompt: int):
     ids, rings = ids[0], model.rings()

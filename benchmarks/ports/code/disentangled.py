@@ -113,45 +113,6 @@ class Disentangled(nn.Module):
         return self.head(x)
 
 
-NAMES = {
-    "attention.output.dense": "attn.out_proj",
-    "attention.output.LayerNorm": "attn_norm",
-    "intermediate.dense": "fc1",
-    "output.dense": "fc2",
-    "output.LayerNorm": "final_norm",
-}
-
-
-def weights(hf):
-    """Return the weights of a `DebertaV2ForMaskedLM` under these names."""
-    sd = hf.state_dict()
-    encoder = "deberta.encoder"
-    out = {
-        "words.weight": sd["deberta.embeddings.word_embeddings.weight"],
-        "distances": sd[f"{encoder}.rel_embeddings.weight"],
-        "conv.taps": sd[f"{encoder}.conv.conv.weight"].permute(2, 1, 0).contiguous(),
-        "conv.bias": sd[f"{encoder}.conv.conv.bias"],
-    }
-    pairs = {
-        "deberta.embeddings.LayerNorm": "words_norm",
-        f"{encoder}.LayerNorm": "distances_norm",
-        f"{encoder}.conv.LayerNorm": "conv.norm",
-        "cls.predictions.transform.dense": "head.dense",
-        "cls.predictions.transform.LayerNorm": "head.norm",
-        "cls.predictions.decoder": "head.out",
-    }
-    for n in range(hf.config.num_hidden_layers):
-        own = f"{encoder}.layer.{n}.attention.self"
-        pairs |= {f"{encoder}.layer.{n}.{theirs}": f"layers.{n}.{o}" for theirs, o in NAMES.items()}
-        for kind in ("weight", "bias"):
-            rows = [sd[f"{own}.{name}_proj.{kind}"] for name in ("query", "key", "value")]
-            out[f"layers.{n}.attn.in_proj_{kind}"] = torch.cat(rows)
-    for theirs, ours in pairs.items():
-        for kind in ("weight", "bias"):
-            out[f"{ours}.{kind}"] = sd[f"{theirs}.{kind}"]
-    return out
-
-
 @torch.no_grad()
 def run(model, ids, prompt: int):
     return [model(ids[0])]

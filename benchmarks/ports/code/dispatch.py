@@ -163,40 +163,6 @@ class Dispatch(nn.Module):
         return self.head(self.norm(x))
 
 
-def weights(hf):
-    """Return the weights of a `Qwen2MoeForCausalLM` under these names."""
-    sd, c = hf.state_dict(), hf.config
-    out = {
-        "embed.weight": sd["model.embed_tokens.weight"],
-        "norm.weight": sd["model.norm.weight"],
-        "head.weight": sd["lm_head.weight"],
-    }
-
-    def gated(ours, theirs):
-        both = [sd[f"{theirs}.{kind}_proj.weight"] for kind in ("gate", "up")]
-        out[f"{ours}.fc_in.weight"] = torch.cat(both)
-        out[f"{ours}.fc_out.weight"] = sd[f"{theirs}.down_proj.weight"]
-
-    for n in range(c.num_hidden_layers):
-        src, dst = f"model.layers.{n}", f"layers.{n}"
-        out[f"{dst}.attn_norm.weight"] = sd[f"{src}.input_layernorm.weight"]
-        out[f"{dst}.mlp_norm.weight"] = sd[f"{src}.post_attention_layernorm.weight"]
-        out[f"{dst}.attn.to_out.weight"] = sd[f"{src}.self_attn.o_proj.weight"]
-        for kind in ("weight", "bias"):
-            out[f"{dst}.attn.to_q.{kind}"] = sd[f"{src}.self_attn.q_proj.{kind}"]
-            both = [sd[f"{src}.self_attn.{name}_proj.{kind}"] for name in "kv"]
-            out[f"{dst}.attn.to_kv.{kind}"] = torch.cat(both)
-        if n in c.mlp_only_layers:
-            gated(f"{dst}.mlp", f"{src}.mlp")
-            continue
-        gated(f"{dst}.mlp.shared", f"{src}.mlp.shared_expert")
-        out[f"{dst}.mlp.shared_gate.weight"] = sd[f"{src}.mlp.shared_expert_gate.weight"]
-        out[f"{dst}.mlp.router.weight"] = sd[f"{src}.mlp.gate.weight"]
-        out[f"{dst}.mlp.experts.wi"] = sd[f"{src}.mlp.experts.gate_up_proj"].mT.contiguous()
-        out[f"{dst}.mlp.experts.wo"] = sd[f"{src}.mlp.experts.down_proj"].mT.contiguous()
-    return out
-
-
 @torch.no_grad()
 def run(model, ids, prompt: int):
     cache = model.cache()

@@ -172,28 +172,6 @@ class QwenEngineModel(nn.Module):
         return self.lm_head(hidden[batch.sample_rows])
 
 
-def weights(hf):
-    """Return the weights of a `Qwen2ForCausalLM` under the engine's names."""
-    source = hf.state_dict()
-    state = {
-        "embed.weight": source["model.embed_tokens.weight"],
-        "norm.weight": source["model.norm.weight"],
-        "lm_head.weight": source["lm_head.weight"],
-    }
-    for n in range(hf.config.num_hidden_layers):
-        old, new = f"model.layers.{n}", f"blocks.{n}"
-        for kind in ("weight", "bias"):
-            parts = [source[f"{old}.self_attn.{x}_proj.{kind}"] for x in "qkv"]
-            state[f"{new}.attention.qkv_proj.{kind}"] = torch.cat(parts)
-        state[f"{new}.attention.o_proj.weight"] = source[f"{old}.self_attn.o_proj.weight"]
-        gate, up = (source[f"{old}.mlp.{x}_proj.weight"] for x in ("gate", "up"))
-        state[f"{new}.mlp.gate_up_proj.weight"] = torch.cat((gate, up))
-        state[f"{new}.mlp.down_proj.weight"] = source[f"{old}.mlp.down_proj.weight"]
-        state[f"{new}.attention_norm.weight"] = source[f"{old}.input_layernorm.weight"]
-        state[f"{new}.mlp_norm.weight"] = source[f"{old}.post_attention_layernorm.weight"]
-    return state
-
-
 class Sequence:
     """One request: its tokens, and the blocks of the cache that it owns."""
 

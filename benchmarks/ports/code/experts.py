@@ -133,26 +133,6 @@ class SparseDecoder(nn.Module):
         return self.unembed(self.norm(x))
 
 
-def weights(hf):
-    """Return the weights of a `MixtralForCausalLM` under our names."""
-    state = {
-        "wte.weight": hf.model.embed_tokens.weight,
-        "norm.scale": hf.model.norm.weight,
-        "unembed.weight": hf.lm_head.weight,
-    }
-    for n, old in enumerate(hf.model.layers):
-        new, a = f"layer.{n}", old.self_attn
-        state[f"{new}.norm_1.scale"] = old.input_layernorm.weight
-        state[f"{new}.norm_2.scale"] = old.post_attention_layernorm.weight
-        state[f"{new}.attention.query.weight"] = a.q_proj.weight
-        state[f"{new}.attention.key_value.weight"] = torch.cat((a.k_proj.weight, a.v_proj.weight))
-        state[f"{new}.attention.project.weight"] = a.o_proj.weight
-        state[f"{new}.experts.router.weight"] = old.mlp.gate.weight
-        state[f"{new}.experts.w13"] = old.mlp.experts.gate_up_proj
-        state[f"{new}.experts.w2"] = old.mlp.experts.down_proj
-    return state
-
-
 @torch.no_grad()
 def run(model, ids, prompt: int):
     """Prefill ``prompt`` of the ids [1, length], feed the others one by one; return all logits."""

@@ -86,33 +86,6 @@ class OlmoeInference(nn.Module):
         return F.linear(rms(x, self.gain, self.eps), self.out)
 
 
-def weights(hf):
-    """Stack the weights of all layers of an `OlmoeForCausalLM`."""
-    layers = hf.model.layers
-
-    def stack(get):
-        return torch.stack([get(layer).detach() for layer in layers])
-
-    def qkv(layer):
-        a = layer.self_attn
-        return torch.cat([a.q_proj.weight, a.k_proj.weight, a.v_proj.weight])
-
-    return {
-        "tok": hf.model.embed_tokens.weight,
-        "wqkv": stack(qkv),
-        "q_gain": stack(lambda layer: layer.self_attn.q_norm.weight),
-        "k_gain": stack(lambda layer: layer.self_attn.k_norm.weight),
-        "wo": stack(lambda layer: layer.self_attn.o_proj.weight),
-        "router": stack(lambda layer: layer.mlp.gate.weight),
-        "w13": stack(lambda layer: layer.mlp.experts.gate_up_proj.transpose(1, 2)),
-        "w2": stack(lambda layer: layer.mlp.experts.down_proj.transpose(1, 2)),
-        "gain_1": stack(lambda layer: layer.input_layernorm.weight),
-        "gain_2": stack(lambda layer: layer.post_attention_layernorm.weight),
-        "gain": hf.model.norm.weight,
-        "out": hf.lm_head.weight,
-    }
-
-
 @torch.no_grad()
 def run(model, ids, prompt: int):
     """Prefill ``prompt`` of the ids [1, length], feed the others one by one; return all logits."""

@@ -102,41 +102,6 @@ class Gemma(nn.Module):
         return cap(x @ self.table.T, c.final_logit_softcapping)
 
 
-NORMS = {
-    "pre_attention": "input_layernorm",
-    "post_attention": "post_attention_layernorm",
-    "pre_mlp": "pre_feedforward_layernorm",
-    "post_mlp": "post_feedforward_layernorm",
-}
-
-
-def weights(hf):
-    """Return the weights of a `Gemma2ForCausalLM`, those of all layers in one tensor."""
-    c, layers = hf.config, hf.model.layers
-
-    def stacked(get):
-        return torch.stack([get(layer) for layer in layers])
-
-    def heads(linear):
-        return linear.weight.unflatten(0, (-1, c.head_dim))
-
-    state = {"table": hf.model.embed_tokens.weight, "final": hf.model.norm.weight}
-    for new, old in NORMS.items():
-        state[new] = stacked(lambda layer, old=old: getattr(layer, old).weight)
-    state["q"] = stacked(lambda layer: heads(layer.self_attn.q_proj))
-    state["kv"] = stacked(
-        lambda layer: torch.stack((heads(layer.self_attn.k_proj), heads(layer.self_attn.v_proj)))
-    )
-    state["o"] = stacked(
-        lambda layer: layer.self_attn.o_proj.weight.T.unflatten(0, (-1, c.head_dim))
-    )
-    state["gating"] = stacked(
-        lambda layer: torch.stack((layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight))
-    )
-    state["linear"] = stacked(lambda layer: layer.mlp.down_proj.weight.T)
-    return state
-
-
 @torch.no_grad()
 def run(model, ids, prompt: int):
     """Prefill ``prompt`` of the ids [1, length], feed the others one by one; return all logits."""

@@ -149,35 +149,6 @@ class Glm(nn.Module):
         return graph(self.w, self.hp, ids, cache)
 
 
-NORMS = {
-    "attn_norm": "input_layernorm",
-    "post_attn_norm": "post_self_attn_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "post_ffn_norm": "post_mlp_layernorm",
-}
-
-
-def weights(hf):
-    """Return the weights of a `Glm4ForCausalLM` under these names."""
-    sd = hf.state_dict()
-    out = {
-        "token_embd": sd["model.embed_tokens.weight"],
-        "output_norm": sd["model.norm.weight"],
-        "output": sd["lm_head.weight"],
-    }
-    for n in range(hf.config.num_hidden_layers):
-        src, dst = f"model.layers.{n}", f"blk_{n}"
-        for ours, theirs in NORMS.items():
-            out[f"{dst}_{ours}"] = sd[f"{src}.{theirs}.weight"]
-        for kind, end in (("weight", ""), ("bias", "_bias")):
-            qkv = [sd[f"{src}.self_attn.{name}_proj.{kind}"] for name in "qkv"]
-            out[f"{dst}_attn_qkv{end}"] = torch.cat(qkv)
-        out[f"{dst}_attn_output"] = sd[f"{src}.self_attn.o_proj.weight"]
-        out[f"{dst}_ffn_up"] = sd[f"{src}.mlp.gate_up_proj.weight"]
-        out[f"{dst}_ffn_down"] = sd[f"{src}.mlp.down_proj.weight"]
-    return {f"w.{name}": value for name, value in out.items()}
-
-
 @torch.no_grad()
 def run(model, ids, prompt: int):
     cache = Cache(model.hp, model.w["token_embd"].dtype)

@@ -86,34 +86,6 @@ class GPT(nn.Module):
         return torch.einsum("btw,vw->btv", x, self.tokens), presents
 
 
-def weights(hf):
-    """Return the weights of a `GPT2LMHeadModel` under our names, in our shapes."""
-    config, old = hf.config, hf.transformer.state_dict()
-    heads, width = config.n_head, config.n_embd
-    new = {
-        "tokens": old["wte.weight"],
-        "places": old["wpe.weight"],
-        "gain": old["ln_f.weight"],
-        "bias": old["ln_f.bias"],
-    }
-    for n in range(config.n_layer):
-        src, dst = f"h.{n}", f"blocks.{n}"
-        fused = old[f"{src}.attn.c_attn.weight"].T
-        new[f"{dst}.qkv"] = fused.reshape(3, heads, width // heads, width)
-        new[f"{dst}.qkv_bias"] = old[f"{src}.attn.c_attn.bias"].reshape(3, heads, width // heads)
-        out = old[f"{src}.attn.c_proj.weight"].T
-        new[f"{dst}.out"] = out.reshape(width, heads, width // heads)
-        new[f"{dst}.out_bias"] = old[f"{src}.attn.c_proj.bias"]
-        new[f"{dst}.up.weight"] = old[f"{src}.mlp.c_fc.weight"].T
-        new[f"{dst}.up.bias"] = old[f"{src}.mlp.c_fc.bias"]
-        new[f"{dst}.down.weight"] = old[f"{src}.mlp.c_proj.weight"].T
-        new[f"{dst}.down.bias"] = old[f"{src}.mlp.c_proj.bias"]
-        for k in (1, 2):
-            new[f"{dst}.gain_{k}"] = old[f"{src}.ln_{k}.weight"]
-            new[f"{dst}.bias_{k}"] = old[f"{src}.ln_{k}.bias"]
-    return new
-
-
 @torch.no_grad()
 def run(model, ids, prompt: int):
     """Prefill ``prompt`` of the ids [1, length], feed the others one by one; return all logits."""

@@ -116,24 +116,6 @@ class Int8Llama(nn.Module):
         return self.head(self.norm(x))
 
 
-def weights(hf):
-    """Return the weights of a `LlamaForCausalLM`, those of the layers' linear parts as int8."""
-    state = {
-        "embed.weight": hf.model.embed_tokens.weight,
-        "norm.weight": hf.model.norm.weight,
-        "head.weight": hf.lm_head.weight,
-    }
-    for n, layer in enumerate(hf.model.layers):
-        state[f"blocks.{n}.norm_a.weight"] = layer.input_layernorm.weight
-        state[f"blocks.{n}.norm_m.weight"] = layer.post_attention_layernorm.weight
-        linear = {f"attn.{x}": getattr(layer.self_attn, f"{x}_proj") for x in "qkvo"}
-        linear |= {f"mlp.{x}": getattr(layer.mlp, f"{x}_proj") for x in ("gate", "up", "down")}
-        for name, module in linear.items():
-            parts = zip(("qweight", "scales", "zeros"), quantize(module.weight), strict=True)
-            state |= {f"blocks.{n}.{name}.{part}": tensor for part, tensor in parts}
-    return state
-
-
 @torch.no_grad()
 def run(model, ids, prompt: int):
     """Prefill ``prompt`` of the ids [1, length], feed the others one by one; return all logits."""

@@ -155,43 +155,6 @@ class LatentModel(nn.Module):
         return self.head(self.norm(x))
 
 
-def weights(hf):
-    """Return the weights of a `DeepseekV3ForCausalLM` under the names of this model."""
-    source, c = hf.state_dict(), hf.config
-    state = {
-        "embed.weight": source["model.embed_tokens.weight"],
-        "norm.gain": source["model.norm.weight"],
-        "head.weight": source["lm_head.weight"],
-    }
-    linear = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
-    for n in range(c.num_hidden_layers):
-        old, new = f"model.layers.{n}", f"blocks.{n}"
-        state[f"{new}.attn_norm.gain"] = source[f"{old}.input_layernorm.weight"]
-        state[f"{new}.ffn_norm.gain"] = source[f"{old}.post_attention_layernorm.weight"]
-        a = f"{old}.self_attn"
-        state[f"{new}.attn.wq_a.weight"] = source[f"{a}.q_a_proj.weight"]
-        state[f"{new}.attn.q_norm.gain"] = source[f"{a}.q_a_layernorm.weight"]
-        state[f"{new}.attn.wq_b.weight"] = source[f"{a}.q_b_proj.weight"]
-        state[f"{new}.attn.wkv_a.weight"] = source[f"{a}.kv_a_proj_with_mqa.weight"]
-        state[f"{new}.attn.kv_norm.gain"] = source[f"{a}.kv_a_layernorm.weight"]
-        up = source[f"{a}.kv_b_proj.weight"]
-        state[f"{new}.attn.wkv_b"] = up.unflatten(0, (c.num_attention_heads, -1))
-        state[f"{new}.attn.wo.weight"] = source[f"{a}.o_proj.weight"]
-        if n < c.first_k_dense_replace:
-            for theirs, ours in linear.items():
-                state[f"{new}.ffn.{ours}.weight"] = source[f"{old}.mlp.{theirs}.weight"]
-            continue
-        state[f"{new}.ffn.gate.weight"] = source[f"{old}.mlp.gate.weight"]
-        state[f"{new}.ffn.gate.bias"] = source[f"{old}.mlp.gate.e_score_correction_bias"]
-        gate, up = source[f"{old}.mlp.experts.gate_up_proj"].chunk(2, dim=1)
-        state[f"{new}.ffn.w1"], state[f"{new}.ffn.w3"] = gate, up
-        state[f"{new}.ffn.w2"] = source[f"{old}.mlp.experts.down_proj"]
-        for theirs, ours in linear.items():
-            shared = source[f"{old}.mlp.shared_experts.{theirs}.weight"]
-            state[f"{new}.ffn.shared.{ours}.weight"] = shared
-    return state
-
-
 @torch.no_grad()
 def run(model, ids, prompt: int):
     """Prefill ``prompt`` of the ids [1, length], feed the others one by one; return all logits."""

@@ -138,43 +138,6 @@ class Transformer(nn.Module):
         return self.output(self.norm(h)).float()
 
 
-def permute(w, n_heads: int):
-    """Reorder rows so that the two halves of a head become neighbouring channels."""
-    dim1, dim2 = w.shape
-    return w.view(n_heads, 2, dim1 // n_heads // 2, dim2).transpose(1, 2).reshape(dim1, dim2)
-
-
-NAMES = {
-    "model.embed_tokens": "tok_embeddings",
-    "model.norm": "norm",
-    "model.layers": "layers",
-    "lm_head": "output",
-    "self_attn.q_proj": "attention.wq",
-    "self_attn.k_proj": "attention.wk",
-    "self_attn.v_proj": "attention.wv",
-    "self_attn.o_proj": "attention.wo",
-    "mlp.gate_proj": "feed_forward.w1",
-    "mlp.down_proj": "feed_forward.w2",
-    "mlp.up_proj": "feed_forward.w3",
-    "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-
-
-def weights(hf):
-    """Return the weights of a `LlamaForCausalLM` under Meta's names, queries and keys permuted."""
-    args, state = hf.config, {}
-    for name, weight in hf.state_dict().items():
-        if "q_proj" in name:
-            weight = permute(weight, args.num_attention_heads)
-        if "k_proj" in name:
-            weight = permute(weight, args.num_key_value_heads)
-        for old, new in NAMES.items():
-            name = name.replace(old, new)
-        state[name] = weight
-    return state
-
-
 @torch.inference_mode()
 def run(model, ids, prompt: int):
     """Prefill ``prompt`` of the ids [1, length], feed the others one by one; return all logits."""

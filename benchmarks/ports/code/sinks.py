@@ -178,37 +178,6 @@ class Engine(nn.Module):
         return self.head(self.norm(x, stream)[0])
 
 
-def gate_first(rows):
-    """Sort the rows of a fused projection of experts: gates are the even ones, on axis 1."""
-    return torch.cat((rows[:, 0::2], rows[:, 1::2]), dim=1)
-
-
-def weights(hf):
-    """Return the weights of a `GptOssForCausalLM` under these names."""
-    sd = hf.state_dict()
-    out = {
-        "embed.weight": sd["model.embed_tokens.weight"],
-        "norm.gain": sd["model.norm.weight"],
-        "head.weight": sd["lm_head.weight"],
-    }
-    for n in range(hf.config.num_hidden_layers):
-        src, dst = f"model.layers.{n}", f"layers.{n}"
-        attn, mlp = f"{src}.self_attn", f"{src}.mlp"
-        out[f"{dst}.norm1.gain"] = sd[f"{src}.input_layernorm.weight"]
-        out[f"{dst}.norm2.gain"] = sd[f"{src}.post_attention_layernorm.weight"]
-        for kind in ("weight", "bias"):
-            qkv = [sd[f"{attn}.{name}_proj.{kind}"] for name in "qkv"]
-            out[f"{dst}.attn.qkv.{kind}"] = torch.cat(qkv)
-            out[f"{dst}.attn.out.{kind}"] = sd[f"{attn}.o_proj.{kind}"]
-            out[f"{dst}.moe.router.{kind}"] = sd[f"{mlp}.router.{kind}"]
-        out[f"{dst}.attn.sinks"] = sd[f"{attn}.sinks"]
-        out[f"{dst}.moe.w13"] = gate_first(sd[f"{mlp}.experts.gate_up_proj"].transpose(1, 2))
-        out[f"{dst}.moe.b13"] = gate_first(sd[f"{mlp}.experts.gate_up_proj_bias"])
-        out[f"{dst}.moe.w2"] = sd[f"{mlp}.experts.down_proj"].transpose(1, 2)
-        out[f"{dst}.moe.b2"] = sd[f"{mlp}.experts.down_proj_bias"]
-    return out
-
-
 @torch.no_grad()
 def run(model, ids, prompt: int):
     slots = model.slots()

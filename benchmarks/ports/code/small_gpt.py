@@ -101,16 +101,6 @@ class SmallGPT(nn.Module):
         return self.lm_head(x[:, [-1], :])  # the last position alone is needed
 
 
-def weights(hf):
-    """Return the weights of a `GPT2LMHeadModel`: those of Conv1D are transposed."""
-    state = {}
-    for name, value in hf.state_dict().items():
-        name = name.removeprefix("transformer.")
-        conv = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
-        state[name] = value.t() if conv else value
-    return state
-
-
 @torch.no_grad()
 def run(model, idx, prompt: int):
     """Return the last token's logits of the prompt, and of each longer text."""

@@ -170,44 +170,6 @@ class TextToText(nn.Module):
         return self.head(x)
 
 
-def weights(hf):
-    """Return the weights of a `T5ForConditionalGeneration` (version 1.1) under these names."""
-    source, cfg = hf.state_dict(), hf.config
-    state = {
-        "tokens.weight": source["shared.weight"],
-        "head.weight": source["lm_head.weight"],
-        "encoder_norm.g": source["encoder.final_layer_norm.weight"],
-        "decoder_norm.g": source["decoder.final_layer_norm.weight"],
-    }
-    cross = []
-    for stack, last, layers in (
-        ("encoder", 1, cfg.num_layers),
-        ("decoder", 2, cfg.num_decoder_layers),
-    ):
-        table = source[f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
-        state[f"{stack}_bias.table"] = table.T
-        for n in range(layers):
-            old, new = f"{stack}.block.{n}.layer", f"{stack}.{n}"
-            own = f"{old}.0.SelfAttention"
-            fused = torch.cat([source[f"{own}.{x}.weight"] for x in "qkv"])
-            state[f"{new}.attn.in_proj.weight"] = fused
-            state[f"{new}.attn.out_proj.weight"] = source[f"{own}.o.weight"]
-            state[f"{new}.attn_norm.g"] = source[f"{old}.0.layer_norm.weight"]
-            if stack == "decoder":
-                other = f"{old}.1.EncDecAttention"
-                state[f"{new}.cross.q_proj.weight"] = source[f"{other}.q.weight"]
-                state[f"{new}.cross.out_proj.weight"] = source[f"{other}.o.weight"]
-                state[f"{new}.cross_norm.g"] = source[f"{old}.1.layer_norm.weight"]
-                cross += [source[f"{other}.k.weight"], source[f"{other}.v.weight"]]
-            dense = f"{old}.{last}.DenseReluDense"
-            gate_and_linear = [source[f"{dense}.wi_{k}.weight"] for k in (0, 1)]
-            state[f"{new}.ff.wi.weight"] = torch.cat(gate_and_linear)
-            state[f"{new}.ff.wo.weight"] = source[f"{dense}.wo.weight"]
-            state[f"{new}.ff_norm.g"] = source[f"{old}.{last}.layer_norm.weight"]
-    state["source_kv.weight"] = torch.cat(cross)
-    return state
-
-
 @torch.no_grad()
 def run(model, source, target, prompt: int):
     """Encode, decode ``prompt`` tokens of the target at once and the others one by one."""

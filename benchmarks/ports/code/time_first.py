@@ -131,28 +131,6 @@ class TimeFirst(nn.Module):
         return F.linear(x.transpose(0, 1), self.embed.weight)
 
 
-def weights(hf):
-    """Return the weights of a `BartForConditionalGeneration` under these names."""
-    source = hf.state_dict()
-    state = {"embed.weight": source["model.shared.weight"]}
-    for side in ("encoder", "decoder"):
-        state[f"{side}_places.weight"] = source[f"model.{side}.embed_positions.weight"]
-        for kind in ("weight", "bias"):
-            state[f"{side}_norm.{kind}"] = source[f"model.{side}.layernorm_embedding.{kind}"]
-    names = {
-        "self_attn_layer_norm": "attn_norm",
-        "encoder_attn_layer_norm": "cross_norm",
-        "final_layer_norm": "norm",
-        "encoder_attn": "cross_attn",
-    }
-    for name, value in source.items():
-        parts = name.split(".")
-        if parts[:1] == ["model"] and parts[2:3] == ["layers"]:
-            ours = [parts[1], parts[3], names.get(parts[4], parts[4]), *parts[5:]]
-            state[".".join(ours)] = value
-    return state
-
-
 @torch.no_grad()
 def run(model, source, target, prompt: int):
     """Encode, decode ``prompt`` tokens of the target at once and the others one by one."""

@@ -166,35 +166,6 @@ class Translator(nn.Module):
         return F.linear(x, self.words.weight, self.bias)
 
 
-def weights(hf):
-    """Return the weights of a `BartForConditionalGeneration` under these names."""
-    sd = hf.state_dict()
-    out = {"words.weight": sd["model.shared.weight"], "bias": sd["final_logits_bias"][0]}
-    cfg = hf.config
-    sides = (("encoder", "source", cfg.encoder_layers), ("decoder", "target", cfg.decoder_layers))
-    for side, text, layers in sides:
-        src = f"model.{side}"
-        out[f"{text}_places.table.weight"] = sd[f"{src}.embed_positions.weight"]
-        for kind in ("weight", "bias"):
-            out[f"{text}_places.norm.{kind}"] = sd[f"{src}.layernorm_embedding.{kind}"]
-            for n in range(layers):
-                a, b = f"{src}.layers.{n}", f"{side}.{n}"
-                qkv = [sd[f"{a}.self_attn.{name}_proj.{kind}"] for name in "qkv"]
-                out[f"{b}.attn.qkv.{kind}"] = torch.cat(qkv)
-                out[f"{b}.attn.out.{kind}"] = sd[f"{a}.self_attn.out_proj.{kind}"]
-                out[f"{b}.attn_norm.{kind}"] = sd[f"{a}.self_attn_layer_norm.{kind}"]
-                out[f"{b}.ffn.up.{kind}"] = sd[f"{a}.fc1.{kind}"]
-                out[f"{b}.ffn.down.{kind}"] = sd[f"{a}.fc2.{kind}"]
-                out[f"{b}.ffn_norm.{kind}"] = sd[f"{a}.final_layer_norm.{kind}"]
-                if side == "decoder":
-                    kv = [sd[f"{a}.encoder_attn.{name}_proj.{kind}"] for name in "kv"]
-                    out[f"{b}.cross.q.{kind}"] = sd[f"{a}.encoder_attn.q_proj.{kind}"]
-                    out[f"{b}.cross.kv.{kind}"] = torch.cat(kv)
-                    out[f"{b}.cross.out.{kind}"] = sd[f"{a}.encoder_attn.out_proj.{kind}"]
-                    out[f"{b}.cross_norm.{kind}"] = sd[f"{a}.encoder_attn_layer_norm.{kind}"]
-    return out
-
-
 @torch.no_grad()
 def run(model, source, target, prompt: int):
     """source, target: [batch, time]"""

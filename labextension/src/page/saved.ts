@@ -1,7 +1,17 @@
 /** Answers an explorer's requests from the data in a saved page. */
 import type { Connection } from '../protocol/messages';
 import * as T from '../widget/strings';
-import type { Listed, Ops, Row, SavedPage, Sort, TreeNode, View, Which } from '../widget/wire';
+import {
+  LIST_COLUMNS,
+  type Listed,
+  type Ops,
+  type Row,
+  type SavedPage,
+  type Sort,
+  type TreeNode,
+  type View,
+  type Which,
+} from '../widget/wire';
 import { planes, type Values } from './values';
 
 type Request = Ops[keyof Ops]['request'];
@@ -14,6 +24,7 @@ interface Answered {
 const FIGURES = /(^|\s)(nan|inf)(\s|$)|[<>]|(^|\s)id:/i;
 
 const RANK = /^rank:\d+$/;
+const SEARCHED = LIST_COLUMNS.filter(column => column.searched);
 
 export class Saved implements Connection {
   onMessage?: Connection['onMessage'];
@@ -107,9 +118,10 @@ export class Saved implements Connection {
   private passes(row: Row, home: number, { node, mismatch, text }: Listed): boolean {
     if (node >= 0 && !this.up(home).includes(node)) return false;
     if (mismatch && !this.isMismatch(row)) return false;
-    const { path, rank, role, slot, op, dtype, verdict } = row;
+    const { path, rank, role, slot } = row;
     const short = role.endsWith('input') ? 'in' : 'out';
-    const shown = `${path} ${role}[${slot}] ${short}[${slot}] ${op} ${dtype} ${verdict ?? ''}`;
+    const cells = SEARCHED.map(({ name }) => row[name] ?? '');
+    const shown = [path, `${role}[${slot}]`, `${short}[${slot}]`, ...cells].join(' ');
     const parts = text.toLowerCase().split(/\s+/);
     const ranks = parts.filter(part => RANK.test(part));
     const words = parts.filter(part => !RANK.test(part));

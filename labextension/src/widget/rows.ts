@@ -1,5 +1,5 @@
 /** The list of records: filtered and sorted by the kernel, fetched in pages. */
-import { columnsOf, nextOrder, type Column, type Order } from './columns';
+import { columnsOf, nextOrder, type Order } from './columns';
 import { button, clamp, h, swallow, uniqueId } from './dom';
 import { figure, pathText, shapeText, shortPath, shortSlot, shortType, slotText } from './format';
 import { verdictBadge } from './header';
@@ -7,7 +7,7 @@ import { Pages } from './pages';
 import type { Ask } from './rpc';
 import * as T from './strings';
 import { VirtualList } from './virtual';
-import type { Listed, Located, Page, Row, TreeNode } from './wire';
+import type { ListColumn, Listed, Located, Page, Row, TreeNode } from './wire';
 
 const ROW = 24;
 const PAGE = 200;
@@ -39,7 +39,7 @@ export interface RowsEvents {
 
 export class Rows {
   readonly root: HTMLElement;
-  private columns: Column[] = [];
+  private columns: ListColumn[] = [];
   private head = h('div', {
     class: 'llmdebug-record llmdebug-head',
     role: 'row',
@@ -203,7 +203,7 @@ export class Rows {
     this.narrow();
   }
 
-  private sortBy(column: Column): void {
+  private sortBy(column: ListColumn): void {
     this.order = nextOrder(this.order, column);
     this.arrange();
     this.head.querySelector<HTMLElement>(`[data-sort=${column.name}]`)?.focus();
@@ -286,11 +286,10 @@ export class Rows {
     return this.columns.reduce((sum, column) => sum + column.width, 0);
   }
 
-  private heading(column: Column): HTMLElement {
-    const { name, numeric } = column;
+  private heading(column: ListColumn): HTMLElement {
+    const { name, title, number } = column;
     const { sort, descending } = this.order;
-    const title = T.columns[name];
-    const props = { role: 'columnheader', class: numeric ? 'llmdebug-number' : '' };
+    const props = { role: 'columnheader', class: number ? 'llmdebug-number' : '' };
     if (!this.report) return h('span', props, title);
     const order = sort !== name ? 'none' : descending ? 'descending' : 'ascending';
     const arrow = h('span', { 'aria-hidden': 'true' }, descending ? ' ▾' : ' ▴');
@@ -324,7 +323,7 @@ export class Rows {
     );
   }
 
-  private cell(row: Row, { name, numeric }: Column): HTMLElement {
+  private cell(row: Row, { name, number }: ListColumn): HTMLElement {
     if (name === 'path') return this.pathCell(row);
     if (name === 'step') return cell(this.stepLabel(row.step), this.stepLabel(row.step));
     if (name === 'verdict') {
@@ -333,10 +332,10 @@ export class Rows {
     }
     if (name === 'shape') return cell(shapeText(row.shape), row.shape.join('×') || T.scalar);
     const text = String(row[name] ?? '');
-    if (!numeric) return cell(text, name === 'dtype' ? shortType(text) : text);
-    const number = cell(text, figure(row[name], 3));
-    number.className = 'llmdebug-number';
-    return number;
+    if (!number) return cell(text, name === 'dtype' ? shortType(text) : text);
+    const shown = cell(text, figure(row[name], 3));
+    shown.className = 'llmdebug-number';
+    return shown;
   }
 
   private pathCell(row: Row): HTMLElement {

@@ -192,22 +192,6 @@ export const noRecords = 'no records pass the filter';
 export const kept = 'values kept';
 export const notKept = 'statistics only: values not kept';
 export const root = '(root)';
-export const columns = {
-  seq: '#',
-  step: 'token',
-  rank: 'rank',
-  path: 'tensor',
-  op: 'op',
-  dtype: 'type',
-  shape: 'shape',
-  min: 'min',
-  max: 'max',
-  mean: 'mean',
-  l2norm: 'l2 norm',
-  error: 'error',
-  limit: 'limit',
-  verdict: 'verdict',
-};
 export const previousRecord = 'Previous record (p)';
 export const nextRecord = 'Next record (n)';
 export const previousMismatch = 'Previous mismatch (P)';

@@ -1,13 +1,80 @@
-// Generated from llmdebug_nb/show/wire.py and llmdebug_nb/show/wire_findings.py and llmdebug_nb/show/wire_halts.py and llmdebug_nb/show/wire_layers.py and llmdebug_nb/show/wire_requests.py by `python labextension/wire_types.py`. Do not edit.
+// Generated from llmdebug_nb/show/row_columns.py and llmdebug_nb/show/wire.py and llmdebug_nb/show/wire_findings.py and llmdebug_nb/show/wire_halts.py and llmdebug_nb/show/wire_layers.py and llmdebug_nb/show/wire_requests.py by `python labextension/wire_types.py`. Do not edit.
 
 export type Num = number | string | null;
+export type Verdict = 'match' | 'within_noise' | 'expected' | 'diverged' | 'unmatched' | 'nondeterministic' | 'incomparable';
+export type When = 'always' | 'run' | 'report' | 'every' | 'ranked';
+export type ColumnName = 'step' | 'rank' | 'seq' | 'path' | 'op' | 'dtype' | 'shape' | 'min' | 'max' | 'mean' | 'l2norm' | 'error' | 'limit' | 'verdict';
+export type Sort = '' | 'step' | 'rank' | 'seq' | 'path' | 'op' | 'dtype' | 'shape' | 'error' | 'limit' | 'verdict';
 export type Which = 'golden' | 'mine' | 'difference';
 export type Tab = 'golden' | 'mine' | 'difference' | 'all';
 export type Relation = 'inputs' | 'outputs' | 'consumers' | 'siblings';
-export type Verdict = 'match' | 'within_noise' | 'expected' | 'diverged' | 'unmatched' | 'nondeterministic' | 'incomparable';
-export type Sort = '' | 'step' | 'rank' | 'seq' | 'path' | 'op' | 'dtype' | 'shape' | 'error' | 'limit' | 'verdict';
 export type Scope = 'tensor' | 'step' | 'module';
 export type LineState = 'equal' | 'rewritten' | 'guilty' | 'inherited';
+
+/**
+ * A record of a run, or a pair of a report. ``step`` indexes the stepper.
+ *
+ * ``expected``: the comment on an expected row, "" for another. ``mark``: the index of its
+ * expectation in the overview's list; -1 if no expectation names the row.
+ */
+export interface Row {
+  id: number;
+  step: number;
+  rank: number;
+  seq: number;
+  path: string;
+  call: number;
+  role: string;
+  slot: string;
+  op: string;
+  dtype: string;
+  shape: number[];
+  min: Num;
+  max: Num;
+  mean: Num;
+  l2norm: Num;
+  nan: number;
+  inf: number;
+  kept: boolean;
+  verdict: Verdict | null;
+  error: Num;
+  limit: Num;
+  reason: string;
+  expected: string;
+  mark: number;
+}
+
+/**
+ * A column of the explorer's list.
+ *
+ * ``number``: it is aligned to the right. ``figure``: the first click sorts it from the largest.
+ */
+export interface ListColumn {
+  name: ColumnName;
+  title: string;
+  width: number;
+  when: When;
+  number: boolean;
+  figure: boolean;
+  searched: boolean;
+}
+
+export const LIST_COLUMNS: ListColumn[] = [
+  {"name": "step", "title": "token", "width": 78, "when": "every", "number": false, "figure": false, "searched": false},
+  {"name": "rank", "title": "rank", "width": 40, "when": "ranked", "number": true, "figure": false, "searched": false},
+  {"name": "seq", "title": "#", "width": 46, "when": "always", "number": true, "figure": false, "searched": false},
+  {"name": "path", "title": "tensor", "width": 0, "when": "always", "number": false, "figure": false, "searched": false},
+  {"name": "op", "title": "op", "width": 70, "when": "always", "number": false, "figure": false, "searched": true},
+  {"name": "dtype", "title": "type", "width": 42, "when": "always", "number": false, "figure": false, "searched": true},
+  {"name": "shape", "title": "shape", "width": 84, "when": "always", "number": false, "figure": false, "searched": false},
+  {"name": "min", "title": "min", "width": 60, "when": "run", "number": true, "figure": true, "searched": false},
+  {"name": "max", "title": "max", "width": 60, "when": "run", "number": true, "figure": true, "searched": false},
+  {"name": "mean", "title": "mean", "width": 60, "when": "run", "number": true, "figure": true, "searched": false},
+  {"name": "l2norm", "title": "l2 norm", "width": 60, "when": "run", "number": true, "figure": true, "searched": false},
+  {"name": "error", "title": "error", "width": 60, "when": "report", "number": true, "figure": true, "searched": false},
+  {"name": "limit", "title": "limit", "width": 60, "when": "report", "number": true, "figure": true, "searched": false},
+  {"name": "verdict", "title": "verdict", "width": 124, "when": "report", "number": false, "figure": false, "searched": true},
+];
 
 /** The rows of one request in a step of an engine, and their positions in its tokens. */
 export interface RequestRows {
@@ -60,39 +127,6 @@ export interface TreeNode {
 export interface Children {
   total: number;
   nodes: TreeNode[];
-}
-
-/**
- * A record of a run, or a pair of a report. ``step`` indexes the stepper.
- *
- * ``expected``: the comment on an expected row, "" for another. ``mark``: the index of its
- * expectation in the overview's list; -1 if no expectation names the row.
- */
-export interface Row {
-  id: number;
-  step: number;
-  rank: number;
-  seq: number;
-  path: string;
-  call: number;
-  role: string;
-  slot: string;
-  op: string;
-  dtype: string;
-  shape: number[];
-  min: Num;
-  max: Num;
-  mean: Num;
-  l2norm: Num;
-  nan: number;
-  inf: number;
-  kept: boolean;
-  verdict: Verdict | null;
-  error: Num;
-  limit: Num;
-  reason: string;
-  expected: string;
-  mark: number;
 }
 
 /** A page of the list. ``problem``: why the filter can't be read, "" if it can. */

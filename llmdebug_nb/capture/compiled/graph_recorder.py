@@ -163,7 +163,7 @@ class GraphRecorder:
                 owner = dynamo.running_owner(program.frame.owner)
                 here = self.host.path_of(owner) if owner is not None else None
                 program.here = here or program.base
-        asked = graph.phase in self.options.phases and not self.host.observer.paused
+        asked = graph.phase in self.options.phases and not self.host.observer.context.paused
         if program.root_call is None or not asked:
             return None
         with self._lock:

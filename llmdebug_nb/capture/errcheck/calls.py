@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
-from llmdebug_nb.capture.calls import OpenCall
+from llmdebug_nb.capture.calls import OpenCall, ThreadState
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.operators.call_stacks import CallStacks
-from llmdebug_nb.capture.session_parts import Parts
+from llmdebug_nb.capture.roots import Roots
+from llmdebug_nb.capture.steps import StepTracker
 from llmdebug_nb.core.faults import DataInfo, FaultyCall, TensorFacts
 from llmdebug_nb.core.kernels.raw import dtype_name, plain, unreadable
 from llmdebug_nb.core.kernels.summary import figures
@@ -19,8 +20,8 @@ from llmdebug_nb.core.records import RootCall, Summary
 class CallFacts:
     """Describes calls of one session."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, thread: ThreadState, steps: StepTracker, roots: Roots) -> None:
+        self._thread, self._steps, self._roots = thread, steps, roots
         self._stacks: list[tuple[str, ...]] = []
         self._call_stacks = CallStacks(self._intern)
         self._names: dict[int, str] = {}
@@ -35,9 +36,9 @@ class CallFacts:
         self, call: OpenCall, level: str, outputs: list[tuple[str, torch.Tensor, float]]
     ) -> FaultyCall:
         """Describe a call whose inputs are still at hand."""
-        open_calls = self._parts.thread.open_calls
+        open_calls = self._thread.open_calls
         stack = self._stacks[self._call_stacks.current()]
-        calls = self._parts.steps.calls
+        calls = self._steps.calls
         place = calls[call.root_call] if call.root_call < len(calls) else RootCall(0)
         inputs = [(slot, leaf) for slot, leaf in call.inputs if isinstance(leaf, torch.Tensor)]
         data = DataInfo(
@@ -54,7 +55,7 @@ class CallFacts:
 
     def parameter(self, tensor: torch.Tensor) -> str | None:
         """Return the name of the parameter whose memory a tensor is or shares."""
-        roots = list(self._parts.roots)
+        roots = list(self._roots)
         if len(roots) != self._roots_named:
             self._roots_named = len(roots)
             self._names = {
@@ -71,7 +72,7 @@ class CallFacts:
                 yield name, parameter.grad
 
     def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for root in self._parts.roots:
+        for root in self._roots:
             for name, parameter in root.module.named_parameters():
                 yield f"{root.path}.{name}" if root.path else name, parameter
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
@@ -26,7 +26,6 @@ from llmdebug_nb.capture.errcheck.headroom import ReachByDtype
 from llmdebug_nb.capture.errcheck.inputs import Inputs, is_near
 from llmdebug_nb.capture.errcheck.origins import BadTensors, Origin
 from llmdebug_nb.capture.recorder import Recorder
-from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.capture.sink import RecordedCall, Sink
 from llmdebug_nb.capture.walk import call_inputs, operator_inputs
 from llmdebug_nb.core.faults import CRITICAL, HIGH, KINDS, MEDIUM, Fault, ProcessCheck
@@ -67,12 +66,10 @@ class Checker(Recorder):
         self._meant: Counter[str] = Counter()
         self._masked: Counter[str] = Counter()
         self._check_lock = threading.RLock()
-        self._parts: Parts | None = None
 
-    def attach(self, parts: Parts) -> None:
-        """Take the parts of the session that shows it calls."""
-        self._parts = parts
-        self._facts = CallFacts(parts)
+    def attach(self, facts: CallFacts) -> None:
+        """Take what describes the calls of the session."""
+        self._facts = facts
 
     # -- what may pass unseen ---------------------------------------------------------------------
 
@@ -350,13 +347,13 @@ class Checker(Recorder):
         """The faults so far, in the order in which they began."""
         return [each.fault() for each in self._origins if self._found.get(each.key) is each]
 
-    def result(self, rank: int, pid: int, ended_by: str | None) -> ProcessCheck:
-        """Return what was found so far."""
+    def result(
+        self, rank: int, pid: int, ended_by: str | None, calls: int, problems: Mapping[str, int]
+    ) -> ProcessCheck:
+        """Return what was found so far, in so many root ``calls``."""
         masked = self._masked + Counter(
             _operator(each) for each in self._origins if not each.reached
         )
-        problems = self._parts.guard.problems if self._parts is not None else {}
-        calls = len(self._parts.steps.calls) if self._parts is not None else 0
         return ProcessCheck(
             rank, pid, self._checked, calls, tuple(self.faults), self._headroom.all(),
             dict(self._meant), dict(masked), dict(problems), ended_by,

@@ -10,15 +10,20 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from llmdebug_nb.capture.calls import ThreadState
 from llmdebug_nb.capture.errcheck.checker import Checker
-from llmdebug_nb.capture.session_parts import Parts
+from llmdebug_nb.capture.guard import Guarded
 
 
 class OptimizerSteps:
     """Opens a call for each step of any optimizer, between `start` and `stop`."""
 
-    def __init__(self, parts: Parts, checker: Checker) -> None:
-        self._parts, self._checker = parts, checker
+    def __init__(
+        self, thread: ThreadState, guarded: Guarded, checker: Checker, records: bool
+    ) -> None:
+        """``records``: gradients and parameters are checked as those of modules are."""
+        self._thread, self._guarded = thread, guarded
+        self._checker, self._records = checker, records
         self._undo: list[Callable[[], None]] = []
 
     def start(self) -> None:
@@ -31,22 +36,22 @@ class OptimizerSteps:
             self._undo.pop()()
 
     def _before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        self._parts.guard.run(self._begin, optimizer)
+        self._guarded(self._begin, optimizer)
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        self._parts.guard.run(self._end, optimizer)
+        self._guarded(self._end, optimizer)
 
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
         name = type(optimizer).__name__
-        call = self._parts.thread.enter(name, name, "module", name, False)
+        call = self._thread.enter(name, name, "module", name, False)
         call.selected = True
-        if self._parts.options.records_modules:
+        if self._records:
             given = [(f"{slot}.grad", each.grad) for slot, each in _parameters(optimizer)]
             self._checker.record(call, "input", given)
 
     def _end(self, optimizer: torch.optim.Optimizer) -> None:
-        call = self._parts.thread.leave(type(optimizer).__name__)
-        if call is not None and self._parts.options.records_modules:
+        call = self._thread.leave(type(optimizer).__name__)
+        if call is not None and self._records:
             self._checker.record(call, "output", list(_parameters(optimizer)))
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from llmdebug_nb.capture.errcheck.calls import CallFacts
 from llmdebug_nb.capture.errcheck.checker import Checker
 from llmdebug_nb.capture.errcheck.optimizers import OptimizerSteps
 from llmdebug_nb.capture.errcheck.origins import Origin
@@ -46,13 +47,15 @@ class CheckSession:
         sink = NoSink()
         self._rank = rank
         self._checker = Checker(sink, options, checks.types, checks.keeps_inputs, on_fault)
-        self._parts = Parts.build(
+        self._parts = parts = Parts.build(
             options, sink, rank, restricted=bool(models), operators=True, recorder=self._checker
         )
-        self._checker.attach(self._parts)
-        source = EagerModules(self._parts, models, describe, any_model=not models)
-        self.session = Session(self._parts, source)
-        self._optimizers = OptimizerSteps(self._parts, self._checker)
+        self._checker.attach(CallFacts(parts.thread, parts.steps, parts.roots))
+        source = EagerModules(parts, models, describe, any_model=not models)
+        self.session = Session(parts, source)
+        self._optimizers = OptimizerSteps(
+            parts.thread, parts.guard.run, self._checker, options.records_modules
+        )
 
     def start(self) -> None:
         self.session.start()
@@ -72,7 +75,8 @@ class CheckSession:
 
     def result(self, pid: int, ended_by: str | None) -> ProcessCheck:
         """Return what was found so far."""
-        return self._checker.result(self._rank, pid, ended_by)
+        calls, problems = len(self._parts.steps.calls), self._parts.guard.problems
+        return self._checker.result(self._rank, pid, ended_by, calls, problems)
 
 
 class NoSink:

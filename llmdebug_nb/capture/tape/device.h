@@ -177,7 +177,7 @@ static int is_written(Tape *tape, const Seen *seen)
 }
 
 /* Measure a tensor on its device, once in a root call while it stays as it is. */
-static int measure_there(Tape *tape, Seen *seen, PyObject *tensor, const Facts *facts, int64_t count, int64_t reach)
+static int measure_there(Tape *tape, Seen *seen, PyObject *tensor, const Tensor *t, int64_t count, int64_t reach)
 {
     State state;
     PyObject *capturing = PyObject_CallNoArgs(tape->capturing);
@@ -187,7 +187,7 @@ static int measure_there(Tape *tape, Seen *seen, PyObject *tensor, const Facts *
     memset(&state, 0, sizeof state);
     fill_place(&state.place, seen);
     PyObject *key = NULL;
-    state.version = version_of(tensor, facts);
+    state.version = version_of(tensor);
     if (state.version != NO_VERSION && !tape->anew && !is_written(tape, seen))
         key = PyBytes_FromStringAndSize((char *)&state, sizeof state);
     const Seen *known = key ? (const Seen *)PyDict_GetItemWithError(tape->placed, key) : NULL;
@@ -198,7 +198,7 @@ static int measure_there(Tape *tape, Seen *seen, PyObject *tensor, const Facts *
         seen->page = known->page, seen->device = known->device;
         seen->first = known->first, seen->length = known->length, seen->count = known->count;
     } else if (done == DONE) {
-        done = launch(tape, seen, &facts->tensor, count, reach);
+        done = launch(tape, seen, t, count, reach);
         if (done == DONE && key)
             done = PyDict_SetItem(tape->placed, key, (PyObject *)seen) == 0 ? DONE : FAILED;
     }

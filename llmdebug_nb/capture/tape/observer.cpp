@@ -33,75 +33,6 @@ using c10::IValue;
 
 const Notes *notes;
 
-/* -- what torch knows of a tensor ----------------------------------------------------------------- */
-
-int code_of(c10::ScalarType type, int *bits)
-{
-    *bits = (int)c10::elementSize(type) * 8;
-    switch (type) {
-    case c10::ScalarType::Float:
-    case c10::ScalarType::Double:
-    case c10::ScalarType::Half:
-        return FLOAT;
-    case c10::ScalarType::BFloat16:
-        return BFLOAT;
-    case c10::ScalarType::Char:
-    case c10::ScalarType::Short:
-    case c10::ScalarType::Int:
-    case c10::ScalarType::Long:
-        return INTEGER;
-    case c10::ScalarType::Byte:
-    case c10::ScalarType::UInt16:
-    case c10::ScalarType::UInt32:
-    case c10::ScalarType::UInt64:
-        return UNSIGNED;
-    case c10::ScalarType::Bool:
-        return BOOL;
-    default:
-        return -1;
-    }
-}
-
-/* What a tensor has that is nothing but elements in memory of the host or of a CUDA device. */
-const DispatchKeySet plain_keys = DispatchKeySet(DispatchKey::CPU) | DispatchKeySet(DispatchKey::CUDA)
-                                  | c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
-
-int facts_of(PyObject *object, Facts *out)
-{
-    const at::Tensor &tensor = THPVariable_Unpack(object);
-    if (!tensor.defined() || !plain_keys.isSupersetOf(tensor.key_set()) || !(tensor.is_cpu() || tensor.is_cuda())
-        || tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides())
-        return 1;
-    int bits = 0;
-    const int code = code_of(tensor.scalar_type(), &bits);
-    if (code < 0)
-        return 1;
-    c10::StorageImpl *storage = tensor.storage().unsafeGetStorageImpl();
-    *out = Facts{};
-    out->tensor.data = const_cast<void *>(storage->data());
-    out->tensor.device.type = tensor.is_cpu() ? CPU : CUDA;
-    out->tensor.device.id = tensor.is_cpu() ? 0 : tensor.device().index();
-    out->tensor.ndim = (int32_t)tensor.dim();
-    out->tensor.dtype.code = (uint8_t)code;
-    out->tensor.dtype.bits = (uint8_t)bits;
-    out->tensor.dtype.lanes = 1;
-    out->tensor.shape = const_cast<int64_t *>(tensor.sizes().data());
-    out->tensor.strides = const_cast<int64_t *>(tensor.strides().data());
-    out->storage = (int64_t)(uintptr_t)storage;
-    out->room = (int64_t)storage->nbytes();
-    out->offset = tensor.storage_offset();
-    out->version = tensor.is_inference() ? NO_VERSION : (int64_t)tensor._version();
-    out->tensor.byte_offset = (uint64_t)(out->offset * (bits / 8));
-    return 0;
-}
-
-int64_t reserve(PyObject *object)
-{
-    return (int64_t)(uintptr_t)THPVariable_Unpack(object).storage().getWeakStorageImpl().release();
-}
-
-const Torch torch_facts = {facts_of, reserve};
-
 /* -- operators ------------------------------------------------------------------------------------ */
 
 enum class Type { PLAIN, DTYPE, LAYOUT, MEMORY_FORMAT };
@@ -506,24 +437,23 @@ PyObject *stop(PyObject *, PyObject *observed)
     Py_RETURN_TRUE;
 }
 
-/* use(notes, on): take what tape.c offers, a capsule, and offer what torch knows of tensors, or no longer. */
-PyObject *use(PyObject *, PyObject *const *given, Py_ssize_t count)
+/* use(notes): take what tape.c offers, a capsule. */
+PyObject *use(PyObject *, PyObject *offered)
 {
-    const auto *offered = count == 2 ? (const Notes *)PyCapsule_GetPointer(given[0], "_tape.notes") : nullptr;
-    if (!offered)
+    const auto *given = (const Notes *)PyCapsule_GetPointer(offered, "_tape.notes");
+    if (!given)
         return nullptr;
-    if (offered->version != NOTES_VERSION) {
+    if (given->version != NOTES_VERSION) {
         PyErr_SetString(PyExc_ValueError, "it was built of other sources");
         return nullptr;
     }
-    notes = offered;
-    notes->use(given[1] == Py_True ? &torch_facts : nullptr);
+    notes = given;
     Py_RETURN_NONE;
 }
 
 PyMethodDef methods[] = {{"start", (PyCFunction)(void (*)(void))start, METH_FASTCALL, nullptr},
                          {"stop", stop, METH_O, nullptr},
-                         {"use", (PyCFunction)(void (*)(void))use, METH_FASTCALL, nullptr},
+                         {"use", use, METH_O, nullptr},
                          {nullptr, nullptr, 0, nullptr}};
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_observer", nullptr, -1, methods};
 

@@ -503,12 +503,7 @@ static int offer_makes_views(void *noted)
     return ((Noted *)noted)->makes_views;
 }
 
-static void offer_use(const Torch *given)
-{
-    torch = given;
-}
-
-static const Notes notes = {NOTES_VERSION, offer_begin, offer_end, offer_makes_views, offer_use};
+static const Notes notes = {NOTES_VERSION, offer_begin, offer_end, offer_makes_views};
 
 /* watch(operators, kinds, numbers, lines, clock, looks_in, looks_out): what a gate needs to know.
 

@@ -24,7 +24,6 @@ from llmdebug_nb.capture.operators.call_stacks import CallStacks
 from llmdebug_nb.capture.operators.kinds import Operator
 from llmdebug_nb.capture.operators.view_chains import arguments_text
 from llmdebug_nb.capture.signatures import Signatures, argument_of
-from llmdebug_nb.capture.tape import torch_observer
 from llmdebug_nb.capture.tape.native import (
     Event,
     Known,
@@ -148,7 +147,6 @@ class Player:
         made = tape(listener.backward) if plays else None
         if made is None:
             return None
-        torch_observer.observer()  # where it was built, torch itself says what a tensor is
         player = cls(made, listener, recorder, guard.attempt)
         guard.before = player.play
         if not options.stats_only:

@@ -4,14 +4,14 @@
    A tensor is measured where it lies, see also device.h, and becomes a `Seen`; of other leaves the value is kept, or the class. What calls these
    are, and the rows, is found out when the tape is played. Whatever is unusual is refused: `begin` and `end` then return
    False, the tape is as it was, and the caller goes the long way. What a tensor is comes from DLPack's C exchange API, a
-   function that torch hands out; no headers of torch are needed. Where observer.cpp was built, torch itself tells it, which
-   takes less time. Python's lock is held throughout. */
+   function that torch hands out; no headers of torch are needed. Python's lock is held throughout. */
 
 #define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "../../core/kernels/summary.h"
+#include "../../core/kernels/tensor.h"
 #include "notes.h"
 
 #include <string.h>
@@ -34,7 +34,6 @@ static PyObject *version_name, *cpu_text, *update_name, *intdigest_name, *start_
 static PyObject *slot_texts[SLOTS];
 static PyTypeObject *seen_type, *tape_type;
 static unsigned long generation; /* counts forks: a child does not write on its parent's tape */
-static const Torch *torch;       /* NULL: it is asked through Python */
 
 static void forked(void)
 {
@@ -338,11 +337,17 @@ static void fill_place(Place *place, const Seen *seen)
         place->shape[dim] = seen->shape[dim], place->strides[dim] = seen->strides[dim];
 }
 
+/* A tensor, the bytes of its storage, and its offset there in elements. */
+typedef struct {
+    Tensor tensor;
+    int64_t room, offset;
+} Facts;
+
+enum { NO_VERSION = -1 /* of an inference tensor nobody keeps it */ };
+
 /* Return the version of a tensor. */
-static int64_t version_of(PyObject *tensor, const Facts *facts)
+static int64_t version_of(PyObject *tensor)
 {
-    if (facts->version != NOT_ASKED)
-        return facts->version;
     PyObject *version = PyObject_GetAttr(tensor, version_name);
     const int64_t number = version ? PyLong_AsLongLong(version) : NO_VERSION;
     Py_XDECREF(version);
@@ -358,7 +363,7 @@ static int is_weight(Tape *tape, const Seen *seen, PyObject *tensor, const Facts
     if (PyDict_Contains(tape->weights, seen->storage) != 1)
         return 0;
     memset(now, 0, sizeof *now);
-    now->version = version_of(tensor, facts);
+    now->version = version_of(tensor);
     const int64_t room = facts->room - facts->offset * (facts->tensor.dtype.bits / 8);
     const int64_t words = room / 8, step = words / WORDS;
     if (now->version == NO_VERSION || words < WORDS)
@@ -388,13 +393,10 @@ static int is_known(Tape *tape, PyObject *key, Weight *now)
 #include "device.h"
 #include "values.h"
 
-/* Find out where a tensor lies. `*object`: its storage, if Python was asked; the caller takes the reference. */
+/* Find out where a tensor lies. `*object`: its storage; the caller takes the reference. */
 static int find_facts(Tape *tape, PyObject *tensor, Facts *facts, PyObject **object)
 {
     *object = NULL;
-    if (torch && torch->facts(tensor, facts) == 0)
-        return DONE;
-    facts->version = NOT_ASKED;
     PyObject *negative = PyObject_CallMethodObjArgs(tensor, is_neg, NULL);
     Py_XDECREF(negative);
     if (negative != Py_False)
@@ -407,11 +409,9 @@ static int find_facts(Tape *tape, PyObject *tensor, Facts *facts, PyObject **obj
     return PyErr_Occurred() ? FAILED : DONE;
 }
 
-/* Return the number of a tensor's storage; reserved, nobody else gets it until it is released. */
-static PyObject *storage_number(PyObject *tensor, const Facts *facts, PyObject *object, int reserved)
+/* Return the number of a storage; reserved, nobody else gets it until it is released. */
+static PyObject *storage_number(PyObject *object, int reserved)
 {
-    if (!object)
-        return PyLong_FromLongLong(reserved ? torch->reserve(tensor) : facts->storage);
     return reserved ? PyObject_CallMethodObjArgs(object, weak_ref, NULL) : PyObject_GetAttr(object, cdata);
 }
 
@@ -440,7 +440,7 @@ static int look_at(Tape *tape, Seen *seen, PyObject *tensor, const Facts *facts,
     const int64_t room = facts->room, offset = seen->offset = facts->offset;
     if ((offset + reach) * item > room)
         return REFUSED; /* its memory was freed, as FSDP does */
-    seen->storage = storage_number(tensor, facts, object, reserved);
+    seen->storage = storage_number(object, reserved);
     if (!seen->storage)
         return FAILED;
     if (reserved) {
@@ -450,7 +450,7 @@ static int look_at(Tape *tape, Seen *seen, PyObject *tensor, const Facts *facts,
     if (!values)
         return DONE;
     if (there)
-        return measure_there(tape, seen, tensor, facts, numel, reach);
+        return measure_there(tape, seen, tensor, t, numel, reach);
     unsigned char *data = (unsigned char *)t->data + t->byte_offset;
     const int64_t nbytes = numel * item;
     const int large = tape->weights && nbytes > SMALL_WEIGHT

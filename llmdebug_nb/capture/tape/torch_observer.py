@@ -29,10 +29,7 @@ from llmdebug_nb.core.errors import CaptureError
 from llmdebug_nb.core.kernels import native as kernels
 
 _SOURCE = Path(__file__).with_name("observer.cpp")
-_HEADERS = (
-    _SOURCE.with_name("notes.h"),
-    kernels.LIBRARY.with_name("tensor.h"),
-)
+_HEADER = _SOURCE.with_name("notes.h")
 # NDEBUG: as torch is built, since classes of its headers have more in them without it
 _FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-shared")
 _LIBRARIES = ("-ltorch_python", "-ltorch_cpu", "-lc10")
@@ -43,12 +40,12 @@ class Observer(Protocol):
 
     ``start``: from now on; what can't be noted is told to the methods ``find``, ``begin``, ``end``
     and ``end_noted`` of ``told``. Returns False if that can't be. ``stop``: no longer; returns
-    whether it did. ``use``: what the tape offers; with ``on``, it asks torch itself about tensors.
+    whether it did. ``use``: what the tape offers.
     """
 
     def start(self, tape: object, told: object, /) -> bool: ...
     def stop(self, told: object, /) -> bool: ...
-    def use(self, notes: object, on: bool, /) -> None: ...
+    def use(self, notes: object, /) -> None: ...
 
 
 def place() -> Path:
@@ -66,7 +63,7 @@ def place() -> Path:
         raise CaptureError(f"{error}: name a folder in TORCH_EXTENSIONS_DIR") from None
     versions = torch.__version__, str(torch.version.git_version), sys.version
     digest = hashlib.sha256("\0".join((*versions, sysconfig.get_platform())).encode())
-    for path in (_SOURCE, *_HEADERS):
+    for path in (_SOURCE, _HEADER):
         digest.update(path.read_bytes())
     return home / "llmdebug_nb" / f"observer-{digest.hexdigest()[:16]}.so"
 
@@ -141,10 +138,9 @@ def _load() -> tuple[Observer | None, str | None]:
             return None, f"{library} can be written by others"
         spec = spec_from_loader("_observer", ExtensionFileLoader("_observer", str(library)))
         found = cast(Observer, module_from_spec(cast(ModuleSpec, spec)))
-        found.use(notes, True)
+        found.use(notes)
         if _is_right(found):
             return found, None
-        found.use(notes, False)
         return None, f"{library.name} does not see what it should"
     except Exception as error:
         return None, f"it can't be used: {error}"
