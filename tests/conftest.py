@@ -106,6 +106,22 @@ def _runs_of_their_own(tmp_path_factory, monkeypatch):
                 one.stop()
 
 
+# --- notebooks ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ipython() -> Iterator[Any]:
+    """IPython as a kernel runs it, with our magics."""
+    from IPython.core.interactiveshell import InteractiveShell
+
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance()
+    shell.run_line_magic("load_ext", "llmdebug_nb")
+    yield shell
+    shell.run_line_magic("unload_ext", "llmdebug_nb")
+    InteractiveShell.clear_instance()
+
+
 # --- browser: bare page and Jupyter -------------------------------------------------------------
 
 SCREENSHOTS = Path(__file__).parent.parent / "out"

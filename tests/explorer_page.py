@@ -29,3 +29,13 @@ def token(page: Page) -> Locator:
 
 def step(page: Page, index: int) -> Locator:
     return page.locator(f".llmdebug-step[data-index='{index}']")
+
+
+def clipboard(page: Page) -> None:
+    """Let what is copied be kept as ``window.clip``."""
+    page.evaluate(
+        """() => {
+          const clipboard = {writeText: async text => { window.clip = text; }};
+          Object.defineProperty(navigator, 'clipboard', {value: clipboard});
+        }"""
+    )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,29 @@ def record(model: Any, work: Callable[[], object], name: str = "r", **options: A
     return run
 
 
+def recorded(model: Any, *inputs: Any, name: str = "r", **options: Any) -> Any:
+    """Record one call of ``model``, without gradients."""
+    with torch.no_grad(), ld.dump(model, name=name, **options) as run:
+        model(*inputs)
+    return run
+
+
+def recorded_both(
+    golden: Any, mine: Any, work: Callable[[Any], object], **options: Any
+) -> list[Any]:
+    """Record what ``work`` does with each of two models."""
+    models = {"golden": golden, "mine": mine}
+    return [record(each, lambda m=each: work(m), name, **options) for name, each in models.items()]
+
+
+def compared(golden: Any, mine: Any, *inputs: Any, **options: Any) -> ld.Report:
+    """Record one call of each of two models on the same inputs, and compare."""
+    with torch.no_grad():
+        return ld.compare(
+            *recorded_both(golden, mine, lambda model: model(*inputs), **options), progress=False
+        )
+
+
 def scaled(path: str, factor: float) -> Callable[[Any], object]:
     """Return a change of a model that multiplies the output of one of its modules."""
     return lambda model: model.get_submodule(path).register_forward_hook(
@@ -41,6 +67,24 @@ def record_linear(folder: Path, name: str, scale: float = 1.0) -> Path:
     run = record(model, lambda: model(torch.ones(2, 4)), name, path=place)
     assert run.path is not None
     return run.path
+
+
+def change_index(folder: Path, sql: str, *values: object) -> None:
+    """Change the index of a written run, or of one of its processes."""
+    with contextlib.closing(sqlite3.connect(next(folder.rglob("index.sqlite")))) as db, db:
+        if values:
+            db.execute(sql, values)
+        else:
+            db.executescript(sql)
+
+
+def add_process(run: Path, name: str) -> Path:
+    """Add a copy of a written run's process, such as ``rank1_77``; return its folder."""
+    second = shutil.copytree(next(run.glob("rank*")), run / name)
+    rank, _, pid = name.removeprefix("rank").partition("_")
+    for key, value in (("rank", rank), ("pid", pid)):
+        change_index(second, "UPDATE meta SET value = ? WHERE key = ?", value, key)
+    return second
 
 
 def graph_filters(space: str) -> list[tuple[dict[str, Any], Callable[[Any], bool]]]:

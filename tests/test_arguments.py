@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
 import sqlite3
 import struct
 from pathlib import Path
@@ -21,7 +20,7 @@ from llmdebug_nb.capture.signatures import Signatures, argument_of, parameters_o
 from llmdebug_nb.core.columns import AT, TABLES
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store.writer import Writer, create_run
-from recordings import record
+from recordings import add_process, record
 
 
 class Inner(nn.Module):
@@ -162,11 +161,7 @@ def test_a_dump_from_before_a_column_was_added_opens_without_it():
 def test_two_older_processes_are_merged_without_the_column():
     run = _recorded()
     _made_older(run.path)
-    first = next(run.path.glob("rank*"))
-    shutil.copytree(first, run.path / "rank1_1")
-    with sqlite3.connect(run.path / "rank1_1" / fmt.INDEX) as db:
-        db.execute("UPDATE meta SET value = '1' WHERE key = 'rank'")
-    db.close()
+    add_process(run.path, "rank1_1")
     opened = ld.open_run(run.path)
     assert {record.argument for record in opened.records()} == {None}
     assert {record.site.rank for record in opened.records()} == {0, 1}

@@ -24,7 +24,9 @@ from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.runs import Runs, Side
 from llmdebug_nb.replay.swap import run_on_golden_inputs, untouched
 from models import generate, gpt2, hooks_left, llama, mixtral, prompt, qwen2
-from recordings import AGREED
+from recordings import AGREED, compared
+
+ALONE = "the live module, run alone on golden's inputs"
 
 MODES = ("module", "module+api", "module+aten")
 
@@ -180,19 +182,10 @@ def test_a_dropped_soft_cap_is_an_operator_that_only_golden_has():
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
     torch.manual_seed(0)
-    shape = {
-        "vocab_size": 96,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
+    shape = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
     config = Gemma2Config(
-        **shape,
-        intermediate_size=64,
-        head_dim=8,
-        attn_logit_softcapping=0.01,
-        attn_implementation="eager",
+        **shape, head_dim=8, attn_logit_softcapping=0.01, attn_implementation="eager"
     )
     model = Gemma2ForCausalLM(config).eval()
 
@@ -565,23 +558,14 @@ def test_the_run_keeps_the_model_only_as_long_as_somebody_else_does():
     broken = llama()
     plant(broken)
     golden, mine = record(llama(), "golden"), record(broken, "mine")
-    assert (
-        "the live module, run alone on golden's inputs"
-        in ld.compare(golden, mine).findings[0].evidence
-    )
-    assert (
-        "the live module, run alone on golden's inputs"
-        in ld.compare("golden", "mine").findings[0].evidence
-    )
+    assert ALONE in ld.compare(golden, mine).findings[0].evidence
+    assert ALONE in ld.compare("golden", "mine").findings[0].evidence
     del broken
     gc.collect()
     assert "live" not in ld.compare(golden, mine).findings[0].evidence
     again = llama()
     plant(again)
-    assert (
-        "the live module, run alone on golden's inputs"
-        in ld.compare(golden, mine, model=again).findings[0].evidence
-    )
+    assert ALONE in ld.compare(golden, mine, model=again).findings[0].evidence
     with pytest.raises(ld.errors.OptionError, match=r"expected a torch.nn.Module, got str"):
         ld.compare(golden, mine, model="again")
 
@@ -611,20 +595,22 @@ def test_a_call_that_only_magnifies_passes_the_blame_on():
 # -- what a reader gets ---------------------------------------------------------------------------
 
 
+def printed_by(script):
+    """Return the figures that a repro script prints, by what they are of."""
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, encoding="utf-8", check=True
+    )
+    lines = (line.rpartition(" ") for line in done.stdout.splitlines())
+    return {name.strip(): float(figure) for name, _, figure in lines}
+
+
 @pytest.mark.parametrize("mode", ["module", "module+api"])
 def test_the_repro_script_runs_and_shows_whose_error_it_is(mode, tmp_path):
     def plant(model):
         model.model.layers[1].input_layernorm.variance_epsilon = 1e-2
 
     finding = one(pair(llama(), plant, mode))
-    script = finding.save_repro(tmp_path / "repro.py")
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, encoding="utf-8", check=True
-    )
-    figures = {
-        line.rpartition(" ")[0].strip(): float(line.rpartition(" ")[2])
-        for line in done.stdout.splitlines()
-    }
+    figures = printed_by(finding.save_repro(tmp_path / "repro.py"))
     assert figures["output, mine against golden:"] > 1e-3
     if mode == "module+api":
         assert figures["golden's call replayed, against golden's record:"] == 0.0
@@ -646,14 +632,7 @@ def test_the_repro_of_an_operator_that_only_one_run_calls_makes_that_call(tmp_pa
 
     finding = one(pair(nn.Sequential(Adds()), plant, "module+api", work=lambda m: m(torch.ones(2))))
     assert (finding.path, finding.cause) == ("0/Torch.sigmoid", causes.OTHER_OPS)
-    script = finding.save_repro(tmp_path / "repro.py")
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, encoding="utf-8", check=True
-    )
-    figures = {
-        line.rpartition(" ")[0].strip(): float(line.rpartition(" ")[2])
-        for line in done.stdout.splitlines()
-    }
+    figures = printed_by(finding.save_repro(tmp_path / "repro.py"))
     assert figures["the call that only mine makes, against its record:"] == 0.0
     assert figures["input 0 of 0/Tensor.mul, mine against golden:"] == pytest.approx(
         1 - 1 / (1 + 2.718281828**-1), rel=1e-5
@@ -747,10 +726,5 @@ def test_a_module_that_hands_on_what_its_part_gave_is_blamed_and_not_the_list_ar
     golden, mine = Lists(), Lists()
     mine.layers[1].register_forward_hook(lambda module, args, output: output - args[0])
     x = torch.randn(4, 8)
-    runs = []
-    for name, model in (("golden", golden), ("mine", mine)):
-        with ld.dump(model, name=name, path=tmp_path, mode="module") as run:
-            model(x)
-        runs.append(run)
-    report = ld.compare(*runs, progress=False)
+    report = compared(golden, mine, x, path=tmp_path, mode="module")
     assert report.findings[0].path == "layers.1"

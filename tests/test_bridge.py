@@ -12,20 +12,9 @@ from llmdebug_nb.core.errors import TensorLookupError
 from llmdebug_nb.notebook import widgets
 from llmdebug_nb.notebook.bridge import Bridge
 from llmdebug_nb.show import bundle, wire_requests
+from view_requests import rows_request, view_request
 
-ROWS = {
-    "op": "rows",
-    "re": 7,
-    "step": 1,
-    "node": -1,
-    "mismatch": False,
-    "text": "",
-    "every": False,
-    "sort": "",
-    "descending": False,
-    "start": 0,
-    "n": 5,
-}
+ROWS = {**rows_request(step=1, n=5), "re": 7}
 
 
 def error(content: object, view: Any = None) -> str:
@@ -43,20 +32,7 @@ def test_an_answer_carries_the_number_of_its_request() -> None:
 
 
 def test_a_view_answers_with_its_floats_in_one_buffer() -> None:
-    request = {
-        "op": "view",
-        "re": 1,
-        "row": 60,
-        "which": "golden",
-        "axes": [1, 2],
-        "fixed": [0, 0, 0],
-        "y0": 0,
-        "x0": 0,
-        "y1": 0,
-        "x1": 0,
-        "size": 256,
-    }
-    answer, [buffer] = Bridge(FakeView()).answer(request)
+    answer, [buffer] = Bridge(FakeView()).answer({**view_request(60, size=256), "re": 1})
     assert buffer.nbytes == 4 * answer["h"] * answer["w"]
 
 

@@ -55,13 +55,9 @@ def whole(tmp_path: Path, texts: Sequence[Sequence[int]]) -> Run:
     return run
 
 
-def compared(golden: Run, mine: Run) -> ld.Report:
-    return ld.compare(golden, mine, progress=False)
-
-
 def test_batched_and_chunked_steps_agree_with_whole_texts(tmp_path: Path) -> None:
     mine = engine(tmp_path, served())
-    report = compared(whole(tmp_path, texts_of(mine)), mine)
+    report = ld.compare(whole(tmp_path, texts_of(mine)), mine)
     assert report.verdict in ("match", "within_noise")
     assert any("2 of mine's 2 requests, 11 positions" in note for note in report.notes())
     table = report.to_pandas()
@@ -89,7 +85,7 @@ def test_of_workers_that_share_an_engine_the_first_one_is_compared(
     mine = ld.open_run(mine.path)
     assert mine.info()["ranks"] == [0, 1]
     assert mine.rows().equals(alone)
-    report = compared(golden, mine)
+    report = ld.compare(golden, mine)
     assert (report.verdict == "diverged") == bug
     assert "rank 0 of 2 is compared" in str(report)
 
@@ -101,13 +97,13 @@ def test_several_processes_of_one_rank_are_refused(tmp_path: Path) -> None:
     (folder,) = other.path.glob("rank0_*")
     shutil.move(folder, mine.path / "rank0_1")
     with pytest.raises(CompareError, match="2 processes, several of rank 0"):
-        compared(whole(tmp_path, [[1, 2, 3]]), ld.open_run(mine.path))
+        ld.compare(whole(tmp_path, [[1, 2, 3]]), ld.open_run(mine.path))
 
 
 def test_a_wrong_weight_of_the_engine_is_blamed(tmp_path: Path) -> None:
     mine = engine(tmp_path, served(), bug=True)
     golden = whole(tmp_path, [[1, 2, 3], [4, 5, 6, 7, 8]])
-    report = compared(golden, mine)
+    report = ld.compare(golden, mine)
     assert report.verdict == "diverged"
     assert report.findings[0].path == "mlp"
 
@@ -119,7 +115,7 @@ def test_cached_and_preempted_positions_are_compared_where_they_were_computed(
         Scheduled({"a": 2}, [New("a", [5, 6, 7, 8], num_computed_tokens=2)]),
         Scheduled({"a": 4}, [], Cached(["a"], [0], {"a"})),
     ])  # fmt: skip
-    report = compared(whole(tmp_path, [[5, 6, 7, 8]]), mine)
+    report = ld.compare(whole(tmp_path, [[5, 6, 7, 8]]), mine)
     assert report.verdict in ("match", "within_noise")
     (first, *_) = (note for note in report.notes() if "by request" in note)
     assert "2 of mine's 2 requests, 6 positions" in first  # two, and all four again
@@ -128,7 +124,7 @@ def test_cached_and_preempted_positions_are_compared_where_they_were_computed(
 
 def test_positions_behind_another_token_are_not_compared(tmp_path: Path) -> None:
     mine = engine(tmp_path, [Scheduled({"a": 4}, [New("a", [5, 6, 7, 8])])])
-    report = compared(whole(tmp_path, [[5, 6, 9, 8]]), mine)
+    report = ld.compare(whole(tmp_path, [[5, 6, 9, 8]]), mine)
     assert report.verdict in ("match", "within_noise")
     assert any("2 positions follow a token that differs" in note for note in report.notes())
 
@@ -136,14 +132,14 @@ def test_positions_behind_another_token_are_not_compared(tmp_path: Path) -> None
 def test_texts_that_have_nothing_in_common_are_refused_with_their_ids(tmp_path: Path) -> None:
     mine = engine(tmp_path, served())
     with pytest.raises(CompareError, match=r"golden's begin \[40, 41\], mine's \[4, 5, 6"):
-        compared(whole(tmp_path, [[40, 41]]), mine)
+        ld.compare(whole(tmp_path, [[40, 41]]), mine)
 
 
 def test_runs_without_values_are_refused(tmp_path: Path) -> None:
     mine = engine(tmp_path, served(), stats_only=True)
     golden = whole(tmp_path, [[1, 2, 3]])
     with pytest.raises(CompareError, match=r"engine: no tensor has values .* stats_only"):
-        compared(golden, mine)
+        ld.compare(golden, mine)
 
 
 def test_what_a_killed_process_left_is_removed_and_what_a_living_one_uses_is_not(
@@ -194,14 +190,14 @@ def test_the_runs_by_tokens_are_gone_with_the_report(
     monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
     mine = engine(tmp_path, served())
     golden = whole(tmp_path, texts_of(mine))
-    report = compared(golden, mine)
+    report = ld.compare(golden, mine)
     assert len(list(elsewhere.iterdir())) == 2
     assert str(report).startswith("whole against engine")
     assert report.mine.meta["setup"] == mine.meta["setup"]  # it is still that recording
     del report
     gc.collect()
     with pytest.raises(CompareError):
-        compared(whole(tmp_path, [[40]]), mine)
+        ld.compare(whole(tmp_path, [[40]]), mine)
     assert list(elsewhere.iterdir()) == []
 
 

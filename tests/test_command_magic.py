@@ -8,7 +8,6 @@ import pytest
 import torch
 from IPython.core.completer import provisionalcompleter
 from IPython.core.error import UsageError
-from IPython.core.interactiveshell import InteractiveShell
 
 import llmdebug_nb as ld
 from llmdebug_nb.cli import command_parser
@@ -20,17 +19,12 @@ OF_TERMINALS = {"-h", "--help"}
 
 
 @pytest.fixture
-def shell():
-    InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance()
-    shell.run_line_magic("load_ext", "llmdebug_nb")
+def shell(ipython):
     model = llama()
     with ld.dump(model, name="golden", profile="op+kernel+host") as golden:
         model(prompt())
-    shell.user_ns.update(golden=golden, model=model)
-    yield shell
-    shell.run_line_magic("unload_ext", "llmdebug_nb")
-    InteractiveShell.clear_instance()
+    ipython.user_ns.update(golden=golden, model=model)
+    return ipython
 
 
 def _flags(parser: argparse.ArgumentParser) -> set[str]:

@@ -15,19 +15,14 @@ from llmdebug_nb.align.reasons import Reason
 from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.notebook import display
 from models import ARCHITECTURES, generate, gpt2, llama, prompt
-from recordings import AGREED, scaled
+from recordings import AGREED, recorded, recorded_both, scaled
 
 
 def _pair(model, change, tokens="0-2", **options):
     """Record a model and a changed copy of it; ``change(copy)`` plants the difference."""
     broken = copy.deepcopy(model)
     change(broken)
-    runs = []
-    for name, each in (("golden", model), ("mine", broken)):
-        with ld.dump(each, name=name, tokens=tokens, **options) as run:
-            generate(each, new=4)
-        runs.append(run)
-    return runs
+    return recorded_both(model, broken, lambda m: generate(m, new=4), tokens=tokens, **options)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -90,11 +85,8 @@ def test_two_bugs_are_two_findings_in_execution_order():
 
 
 def test_a_wrong_input_is_reported_before_any_call_is_blamed():
-    model, runs = llama(), []
-    for name, seed in (("golden", 0), ("mine", 1)):
-        with ld.dump(model, name=name) as run:
-            model(prompt(seed=seed))
-        runs.append(run)
+    model = llama()
+    runs = (recorded(model, prompt(seed=seed), name=f"r{seed}") for seed in (0, 1))
     finding = ld.compare(*runs).findings[0]
     assert (finding.path, finding.cause) == ("", "wrong input")
 
@@ -148,15 +140,8 @@ def test_rows_without_a_partner_stay_visible_on_both_sides_with_a_reason():
 
 
 def test_differing_shapes_are_diverged_and_say_so():
-    model, runs = llama(), []
-    for name, seed, length in (
-        ("golden", 0, 7),
-        ("mine", 1, 5),
-    ):  # other tokens: no part of one is the other
-        with ld.dump(model, name=name, layers="lm_head") as run:
-            model(prompt(length, seed=seed))
-        runs.append(run)
-    report = ld.compare(*runs)
+    model, ids = llama(), (prompt(7), prompt(5, seed=1))  # no part of one is the other
+    report = ld.compare(*(recorded(model, each, layers="lm_head") for each in ids))
     assert report.first_divergence.reason.startswith("shape [1, 7, 32] against [1, 5, 32]")
     assert report.verdict == "diverged"
 

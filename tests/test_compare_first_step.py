@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,12 @@ from llmdebug_nb.core.errors import NotADumpError
 from llmdebug_nb.store import reader
 from llmdebug_nb.store.views import VIEWS
 from models import generate, llama, prompt
+from recordings import record
 
 
 def recorded(name: str, model: Any, **options: Any) -> ld.Run:
-    chosen = {"tokens": "all", "mode": "module+api", **options}
-    with ld.dump(model, name=name, **chosen) as run:
-        generate(model, prompt(3), new=3)
-    assert isinstance(run, ld.Run)
-    return run
+    work = functools.partial(generate, model, prompt(3), new=3)
+    return record(model, work, name, **{"mode": "module+api", **options})
 
 
 @pytest.fixture
@@ -52,8 +51,8 @@ def test_a_run_of_one_step_has_the_rows_of_it_and_all_that_belongs_to_none(
 def test_the_tensors_of_one_step_are_those_of_the_run(runs: tuple[ld.Run, ld.Run]) -> None:
     one = reader.of_step(runs[0], (0, 1))
     assert 0 < len(one) < len(runs[0])
-    for record in one.records():
-        assert torch.equal(one.load(record), runs[0].load(record))
+    for each in one.records():
+        assert torch.equal(one.load(each), runs[0].load(each))
 
 
 def test_several_processes_are_one_run_of_that_step(tmp_path: Path) -> None:

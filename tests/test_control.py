@@ -63,6 +63,22 @@ def test_an_alarm_in_the_file_of_a_recording_that_keeps_all_is_said(model, contr
     }
 
 
+def _obeyed(model, control, orders, **options):
+    """Record a call behind each order."""
+    control.write(orders[0])
+    with ld.dump(model, name="r", control=control.path, **options) as run:
+        for order in orders:
+            control.write(order)
+            model(torch.ones(1, 3))
+    return run
+
+
+def _paths(run):
+    """Return the recorded paths of each step."""
+    seen = run.to_pandas().groupby("step").path.unique()
+    return {step: sorted(paths) for step, paths in seen.items()}
+
+
 def test_orders_hold_from_the_next_call_on_and_a_half_written_file_changes_nothing(model, control):
     orders = [
         {"enable": False},
@@ -72,13 +88,8 @@ def test_orders_hold_from_the_next_call_on_and_a_half_written_file_changes_nothi
         {"enable": True, "steps": "4"},
         {"enable": True, "ids": "1"},
     ]
-    control.write(orders[0])
-    with ld.dump(model, name="r", control=control.path, tokens="all") as run:
-        for order in orders:
-            control.write(order)
-            model(torch.ones(1, 3))
-    seen = run.to_pandas().groupby("step").path.unique()
-    assert {step: sorted(paths) for step, paths in seen.items()} == {
+    run = _obeyed(model, control, orders, tokens="all")
+    assert _paths(run) == {
         1: ["2"],
         2: ["2"],
         4: ["", "0", "1", "2"],
@@ -185,13 +196,8 @@ def test_msits_file_is_obeyed_while_the_program_runs(control):
         {"dump_enable": "true", "er": "all", "ids": "", "device": "cuda0"},
         {"er": "all"},
     ]
-    control.write(orders[0])
-    with ld.dump(model, name="r", control=control.path, tokens="0") as run:
-        for order in orders:
-            control.write(order)
-            model(torch.ones(1, 3))
-    seen = run.to_pandas().groupby("step").path.unique()
-    assert {step: sorted(paths) for step, paths in seen.items()} == {
+    run = _obeyed(model, control, orders, tokens="0")
+    assert _paths(run) == {
         1: ["1", "1.0", "1.1"],
         2: ["1"],
     }

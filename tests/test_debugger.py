@@ -687,15 +687,15 @@ def _change(path, values):
     os.utime(path, ns=(before + 10**9, before + 10**9))
 
 
+def _switched(folder, on):
+    """Return a config file with ``dump_enable``, its values, a model, and the file's debugger."""
+    values = {"task": "tensor", "level": "L0", "dump_path": str(folder / "out"), "dump_enable": on}
+    path = config_file(folder, values)
+    return path, values, mlp(), msprobe.PrecisionDebugger(path)
+
+
 def test_dump_enable_switches_recording_on_and_off_while_the_loop_runs(tmp_path):
-    values = {
-        "task": "tensor",
-        "level": "L0",
-        "dump_path": str(tmp_path / "out"),
-        "dump_enable": False,
-    }
-    path = config_file(tmp_path, values)
-    model, debugger = mlp(), msprobe.PrecisionDebugger(path)
+    path, values, model, debugger = _switched(tmp_path, False)
     for number in range(6):
         if number in (2, 4):
             _change(path, {**values, "dump_enable": number == 2})
@@ -718,14 +718,7 @@ def test_dump_enable_that_stays_off_records_nothing_and_says_so(tmp_path):
 
 
 def test_a_file_that_breaks_while_the_loop_runs_changes_nothing_but_is_said(tmp_path):
-    values = {
-        "task": "tensor",
-        "level": "L0",
-        "dump_path": str(tmp_path / "out"),
-        "dump_enable": True,
-    }
-    path = config_file(tmp_path, values)
-    model, debugger = mlp(), msprobe.PrecisionDebugger(path)
+    path, _, model, debugger = _switched(tmp_path, True)
     train(debugger, model, 1)
     _change(path, "{")
     with pytest.warns(UserWarning, match=r"config\.json.*recording stays on"):
@@ -737,14 +730,7 @@ def test_a_file_that_breaks_while_the_loop_runs_changes_nothing_but_is_said(tmp_
 
 
 def test_only_dump_enable_is_read_again(tmp_path):
-    values = {
-        "task": "tensor",
-        "level": "L0",
-        "dump_path": str(tmp_path / "out"),
-        "dump_enable": True,
-    }
-    path = config_file(tmp_path, values)
-    model, debugger = mlp(), msprobe.PrecisionDebugger(path)
+    path, values, model, debugger = _switched(tmp_path, True)
     train(debugger, model, 1)
     _change(path, {**values, "level": "L1", "step": [0]})
     with pytest.warns(UserWarning, match="only dump_enable is read again, not level, step"):

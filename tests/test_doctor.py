@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from IPython.core.interactiveshell import InteractiveShell
 from safetensors.torch import save_file
 
 import llmdebug_nb as ld
@@ -417,19 +416,17 @@ def test_self_tells_what_works_and_what_is_missing(capsys, monkeypatch, tmp_path
     assert "set LLMDEBUG_RUNS" in capsys.readouterr().out
 
 
-def test_the_magic_takes_models_and_names_are_escaped():
-    shell = InteractiveShell()
-    shell.run_line_magic("load_ext", "llmdebug_nb")
+def test_the_magic_takes_models_and_names_are_escaped(ipython):
     model = llama()
     port = copy.deepcopy(model)
     port.config.remark = "<b>bold</b>\x1b[2J"
-    shell.user_ns.update(model=model, port=port)
-    diagnosis = shell.run_line_magic("llmdoctor", "model port")
+    ipython.user_ns.update(model=model, port=port)
+    diagnosis = ipython.run_line_magic("llmdoctor", "model port")
     html = diagnosis._repr_html_()
     assert "&lt;b&gt;bold" in html
     assert "<b>bold" not in html
     assert "\x1b" not in str(diagnosis) + html
-    assert shell.run_line_magic("llmdoctor", "--self") is None
+    assert ipython.run_line_magic("llmdoctor", "--self") is None
 
 
 def real_tokenizer(folder: Path, template: str) -> Path:
@@ -483,16 +480,20 @@ def saved(folder: Path, model: Any, *, old: bool = False, shards: int = 1) -> Pa
     return folder
 
 
+def assert_a_wrong_row_is_told(model, folder):
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[3] = 0
+    names = [s.name for s in ld.doctor(model, folder).result.symptoms if s.section == "weights"]
+    assert names == ["values of model.layers.0.mlp.up_proj.weight"]
+
+
 @pytest.mark.parametrize("how", [{}, {"old": True}, {"shards": 3}])
 def test_weights_in_bin_files_are_compared(tmp_path, how):
     model, other = llama(), llama()
     folder = saved(tmp_path / "c", model, **how)
     assert ld.doctor(model, folder).result.compared["weights"] >= len(list(model.parameters()))
     assert not [s for s in ld.doctor(model, folder).result.symptoms if s.section == "weights"]
-    with torch.no_grad():
-        other.model.layers[0].mlp.up_proj.weight[3] = 0
-    names = [s.name for s in ld.doctor(other, folder).result.symptoms if s.section == "weights"]
-    assert names == ["values of model.layers.0.mlp.up_proj.weight"]
+    assert_a_wrong_row_is_told(other, folder)
 
 
 def test_a_shard_that_is_absent_or_damaged_is_told_and_its_weights_are_no_symptom(tmp_path):
@@ -573,10 +574,7 @@ def test_a_snapshot_in_the_cache_of_hugging_face_is_a_checkpoint(tmp_path, shard
     assert result.compared["config"]
     assert not [s for s in result.symptoms if s.section == "weights"]
     assert not [why for why in result.not_compared if "safetensors" in why]
-    with torch.no_grad():
-        other.model.layers[0].mlp.up_proj.weight[3] = 0
-    names = [s.name for s in ld.doctor(other, snapshot).result.symptoms if s.section == "weights"]
-    assert names == ["values of model.layers.0.mlp.up_proj.weight"]
+    assert_a_wrong_row_is_told(other, snapshot)
 
 
 def test_a_blob_that_was_not_downloaded_is_told(tmp_path):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,16 +15,14 @@ from torch import nn
 import llmdebug_nb as ld
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.store.checked import MOST_NESTED, check_tree
+from recordings import change_index, recorded
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Softmax(-1)), nn.Linear(2, 2))
-    with ld.dump(
-        model, name="run", mode="module+api+aten", path=tmp_path_factory.mktemp("graphs")
-    ) as run:
-        model(torch.ones(1, 2))
-    return Path(run.path)
+    folder = tmp_path_factory.mktemp("graphs")
+    return recorded(model, torch.ones(1, 2), mode="module+api+aten", path=folder).path
 
 
 CIRCLES = {
@@ -55,25 +52,21 @@ def _tour(path: Path) -> None:
     report.view().layers({"op": "layers"})
 
 
-def test_the_tour_goes_well_with_a_sound_run(recorded):
-    _tour(recorded)
+def test_the_tour_goes_well_with_a_sound_run(sound):
+    _tour(sound)
 
 
 @pytest.mark.parametrize("sql", CIRCLES.values(), ids=CIRCLES)
-def test_a_circle_in_a_dump_is_our_own_error(sql, recorded, tmp_path):
-    path = shutil.copytree(recorded, tmp_path / "run")
-    db = sqlite3.connect(next(path.rglob("index.sqlite")))
-    with db:
-        db.execute(sql)
-    db.close()
+def test_a_circle_in_a_dump_is_our_own_error(sql, sound, tmp_path):
+    path = shutil.copytree(sound, tmp_path / "run")
+    change_index(path, sql)
     with pytest.raises(ld.errors.CorruptDumpError):
         _tour(path)
 
 
-def test_two_modules_of_one_path_do_no_harm(recorded, tmp_path):
-    path = shutil.copytree(recorded, tmp_path / "run")
-    with closing(sqlite3.connect(next(path.rglob("index.sqlite")))) as db, db:
-        db.execute("UPDATE nodes SET path = '', parent = idx - 1")
+def test_two_modules_of_one_path_do_no_harm(sound, tmp_path):
+    path = shutil.copytree(sound, tmp_path / "run")
+    change_index(path, "UPDATE nodes SET path = '', parent = idx - 1")
     with suppress(ld.LLMDebugError):
         _tour(path)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from IPython.core.interactiveshell import InteractiveShell
 from torch import nn
 
 import llmdebug_nb as ld
@@ -113,18 +112,13 @@ if os.environ["RANK"] == "1":
 
 
 @pytest.fixture
-def shell(tmp_path, monkeypatch):
+def shell(ipython, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance()
-    shell.run_line_magic("load_ext", "llmdebug_nb")
     model = nn.Linear(4, 4).half()
     with torch.no_grad():
         model.weight.fill_(6e4)
-    shell.user_ns.update(model=model, torch=torch)
-    yield shell
-    shell.run_line_magic("unload_ext", "llmdebug_nb")
-    InteractiveShell.clear_instance()
+    ipython.user_ns.update(model=model, torch=torch)
+    return ipython
 
 
 def test_the_magic_checks_a_cell_and_keeps_its_result(shell, capsys):

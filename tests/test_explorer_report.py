@@ -8,7 +8,7 @@ from typing import Any
 from playwright.sync_api import Locator, Page, expect
 
 from browser import Mount, from_python
-from explorer_page import SELECTED, more, shown
+from explorer_page import SELECTED, clipboard, more, shown
 from fake_view import BROKEN, HOSTILE, SCRIPT, FakeView
 from llmdebug_nb.core.errors import ProofError
 from llmdebug_nb.notebook.widgets import Explorer
@@ -77,12 +77,7 @@ def test_the_script_that_replays_a_finding_is_one_click_away(mount: Mount) -> No
     expect(page.locator(".llmdebug-answer")).to_contain_text(
         'report.findings[0].save_repro("repro.py")'
     )
-    page.evaluate(
-        """() => {
-          const clipboard = {writeText: async text => { window.clip = text; }};
-          Object.defineProperty(navigator, 'clipboard', {value: clipboard});
-        }"""
-    )
+    clipboard(page)
     page.get_by_role("button", name="Copy script").click()
     expect(page.get_by_role("status")).to_contain_text("copied")
     assert page.evaluate("window.clip") == SCRIPT
@@ -168,12 +163,7 @@ def test_a_module_is_looked_into_and_there_is_a_way_back(mount: Mount) -> None:
 
 def test_a_line_that_no_editor_can_open_is_copied_and_said(mount: Mount) -> None:
     page = mount(Explorer(FakeView(report=True)))
-    page.evaluate(
-        """() => {
-          const clipboard = {writeText: async text => { window.clip = text; }};
-          Object.defineProperty(navigator, 'clipboard', {value: clipboard});
-        }"""
-    )
+    clipboard(page)
     page.get_by_role("button", name="Open line").click()
     expect(page.get_by_role("status")).to_contain_text("copied: port.py:30")
     assert page.evaluate("window.clip") == "port.py:30"

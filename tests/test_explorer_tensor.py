@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from browser import Mount, from_python
-from explorer_page import SELECTED, more, row_at, shown
+from explorer_page import SELECTED, clipboard, more, row_at, shown
 from fake_view import HOSTILE, FakeView
 from llmdebug_nb.notebook.widgets import Explorer
 
@@ -509,12 +509,7 @@ def test_values_that_were_not_kept_say_why(mount: Mount) -> None:
 
 def test_the_code_that_gets_the_tensor_is_copied(mount: Mount) -> None:
     page = mount(Explorer(FakeView(), selected=100))
-    page.evaluate(
-        """() => {
-          const clipboard = {writeText: async text => { window.clip = text; }};
-          Object.defineProperty(navigator, 'clipboard', {value: clipboard});
-        }"""
-    )
+    clipboard(page)
     page.get_by_role("button", name="Copy as code").click()
     expect(page.get_by_role("status")).to_contain_text("copied")
     assert page.evaluate("window.clip") == "run[100].tensor()"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import copy
 import gzip
 import json
 import re
@@ -29,6 +28,7 @@ from llmdebug_nb.show import bundle, figure, html, saved_page
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.show.state import _axes, opening, state_of
 from models import generate, llama
+from recordings import recorded_both, scaled
 
 BROKEN = "model.layers.1.mlp.act_fn"
 HOSTILE = "<img src=x onerror=window.hacked=1> $\\frac$ ]]>--\x07"
@@ -37,15 +37,10 @@ STATUS = ".llmdebug-message"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    model = llama()
-    broken = copy.deepcopy(model)
-    broken.get_submodule(BROKEN).register_forward_hook(lambda module, args, out: out * 1.01)
-    found = []
-    for name, each in (("golden", model), ("mine", broken)):
-        with ld.dump(each, name=name, tokens="0-2", path=tmp_path_factory.mktemp(name)) as run:
-            generate(each, new=4)
-        found.append(run)
-    return found
+    golden, mine = llama(), llama()
+    scaled(BROKEN, 1.01)(mine)
+    folder = tmp_path_factory.mktemp("runs")
+    return recorded_both(golden, mine, lambda m: generate(m, new=4), tokens="0-2", path=folder)
 
 
 @pytest.fixture(scope="module")

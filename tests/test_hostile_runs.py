@@ -26,7 +26,7 @@ from llmdebug_nb.notebook import desk
 from llmdebug_nb.store import connection, reader
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store.checked import shape_of
-from recordings import record_linear
+from recordings import change_index, record_linear
 from test_desk import opened
 
 CorruptDumpError = ld.errors.CorruptDumpError
@@ -45,11 +45,6 @@ def run(served) -> Path:
 
 def process_of(run: Path) -> Path:
     return next(run.glob("rank*"))
-
-
-def sql(run: Path, script: str) -> None:
-    with contextlib.closing(sqlite3.connect(process_of(run) / fmt.INDEX)) as db:
-        db.executescript(script)
 
 
 def mark(run: Path, **changes: object) -> None:
@@ -83,7 +78,7 @@ def test_a_schema_other_than_ours_is_refused_at_once(run, script):
             and not db.execute("SELECT sqlite_compileoption_used('ENABLE_FTS5')").fetchone()[0]
         ):
             pytest.skip("this SQLite has no virtual tables of text")
-    sql(run, script)
+    change_index(run, script)
     start = time.monotonic()
     with pytest.raises(CorruptDumpError, match="is none of this format"):
         len(ld.open_run(run))
@@ -148,7 +143,7 @@ def test_a_value_of_another_type_is_our_error_wherever_it_is_read(run, tmp_path,
     for number, value in enumerate(WRONG):
         copy = shutil.copytree(run, tmp_path / f"copy{number}")
         with contextlib.suppress(sqlite3.IntegrityError):
-            sql(copy, f"UPDATE {table} SET {column} = {value}")
+            change_index(copy, f"UPDATE {table} SET {column} = {value}")
         with contextlib.suppress(ld.LLMDebugError):
             use(copy)
         shutil.rmtree(copy)
@@ -181,10 +176,10 @@ def test_shapes_at_the_limits_are_read():
 
 
 def test_a_path_of_20_000_parts_is_refused_and_one_at_the_limit_is_shown_in_time(run):
-    sql(run, f"UPDATE records SET path = '{'.'.join('a' * 20_000)}'")
+    change_index(run, f"UPDATE records SET path = '{'.'.join('a' * 20_000)}'")
     with pytest.raises(CorruptDumpError, match="length"):
         list(ld.open_run(run).records())
-    sql(run, f"UPDATE records SET path = '{'.'.join('a' * (LONGEST // 2))}'")
+    change_index(run, f"UPDATE records SET path = '{'.'.join('a' * (LONGEST // 2))}'")
     start = time.monotonic()
     assert "golden" in str(ld.compare(ld.open_run(run), ld.open_run(run)))
     assert time.monotonic() - start < 5
@@ -371,11 +366,11 @@ def test_reading_an_index_with_a_log_takes_no_memory_for_its_rows(tmp_path):
     with ld.dump(model, name="live", path=str(tmp_path / "live")) as live:
         model(torch.ones(1, 2))
         copy = shutil.copytree(live.path, tmp_path / "copy")
-    with contextlib.closing(sqlite3.connect(process_of(copy) / fmt.INDEX)) as db, db:
-        db.execute(
-            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 60)"
-            " INSERT INTO kernels SELECT i, '', hex(zeroblob(500000)) FROM n"
-        )
+    change_index(
+        copy,
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 60)"
+        " INSERT INTO kernels SELECT i, '', hex(zeroblob(500000)) FROM n",
+    )
     (process_of(copy) / f"{fmt.INDEX}-wal").touch()
     assert (process_of(copy) / fmt.INDEX).stat().st_size > 50 << 20
     code = (
@@ -399,10 +394,9 @@ def test_a_dump_that_is_converted_writes_nothing_outside_the_folder(tmp_path, to
         model(torch.ones(2, 4))
     outside = tmp_path / "outside"
     outside.mkdir()
-    with contextlib.closing(sqlite3.connect(process_of(Path(run.path)) / fmt.INDEX)) as db, db:
-        db.execute("UPDATE scalars SET value = ? WHERE slot = 'fx'", (f"{outside}/x",))
-        db.execute("UPDATE nodes SET type = '../../../../outside/y'")
-        db.execute("UPDATE records SET op = 'Aten./../../../../outside/z'")
+    change_index(run.path, "UPDATE scalars SET value = ? WHERE slot = 'fx'", f"{outside}/x")
+    change_index(run.path, "UPDATE nodes SET type = '../../../../outside/y'")
+    change_index(run.path, "UPDATE records SET op = 'Aten./../../../../outside/z'")
     before = set(tmp_path.rglob("*"))
     written = torchair.convert(run.path, tmp_path / "a/b/c/d/new", to)
     assert written.tensors > 0
@@ -413,13 +407,13 @@ def test_a_dump_that_is_converted_writes_nothing_outside_the_folder(tmp_path, to
 
 
 def test_a_name_that_is_not_there_is_looked_for_in_some_of_very_many_long_ones(run):
-    with contextlib.closing(sqlite3.connect(process_of(run) / fmt.INDEX)) as db, db:
-        db.execute(
-            "WITH RECURSIVE n(i) AS (SELECT 1000 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)"
-            f" INSERT INTO records({', '.join(COLUMNS)}) SELECT i,"
-            " root_call, replace(hex(zeroblob(220)), '00', 'abcd') || i,"
-            f" {', '.join(COLUMNS[3:])} FROM n, (SELECT * FROM records LIMIT 1)"
-        )
+    change_index(
+        run,
+        "WITH RECURSIVE n(i) AS (SELECT 1000 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)"
+        f" INSERT INTO records({', '.join(COLUMNS)}) SELECT i,"
+        " root_call, replace(hex(zeroblob(220)), '00', 'abcd') || i,"
+        f" {', '.join(COLUMNS[3:])} FROM n, (SELECT * FROM records LIMIT 1)",
+    )
     start = time.process_time()
     with pytest.raises(ld.errors.TensorLookupError):
         ld.open_run(run).tensor("abcd" * 200)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import subprocess
 import sys
 from collections import Counter
@@ -23,6 +22,7 @@ from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.show.tables import EVERYTHING
 from models import ARCHITECTURES, generate, hooks_left, llama, mixtral, prompt
+from recordings import change_index
 
 
 def counted(model: nn.Module, run: Any) -> dict[tuple[str, int], str]:
@@ -331,10 +331,7 @@ def test_processes_of_one_rank_have_ids_in_their_own_generations(tmp_path: Path)
 def test_a_dump_from_before_there_were_ids_opens_without(tmp_path: Path) -> None:
     with ld.dump(model := llama(), path=tmp_path) as run:
         model(prompt())
-    (index,) = tmp_path.rglob("index.sqlite")
-    with sqlite3.connect(index) as db:
-        db.execute("DROP TABLE calls")
-    db.close()
+    change_index(tmp_path, "DROP TABLE calls")
     old = ld.open_run(tmp_path / "run")
     assert old.ids() == {}
     assert len(old) == len(run)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import inspect
 import linecache
 import re
-import sqlite3
 import sys
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.function_text import Function, block, first_line
 from llmdebug_nb.core.masking import MASK
 from llmdebug_nb.core.records import Frame
-from llmdebug_nb.store import format as fmt
+from recordings import change_index
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"  # the functions of this file are kept in its dumps, too
 PROGRAM = '''\
@@ -203,8 +201,7 @@ def test_privacy_lists_the_functions(program):
 
 def test_a_run_that_was_recorded_before_there_were_functions_opens(program):
     run = recorded(program.Model())
-    with contextlib.closing(sqlite3.connect(next(run.path.glob("rank*")) / fmt.INDEX)) as db:
-        db.executescript("DROP TABLE functions")
+    change_index(run.path, "DROP TABLE functions")
     old = ld.open_run(run.path)
     assert functions(old) == {}
     assert old.index.function(Frame.read(old.stack("/Torch.mul")[0])) is None
@@ -222,12 +219,10 @@ def test_a_run_that_was_recorded_before_there_were_functions_opens(program):
 )
 def test_wrong_rows_give_no_function_or_one_within_bounds(program, file, line, text):
     run = recorded(program.Model())
-    with contextlib.closing(sqlite3.connect(next(run.path.glob("rank*")) / fmt.INDEX)) as db:
-        db.execute("DELETE FROM functions")
-        db.executemany(
-            "INSERT INTO functions VALUES(?, ?, ?, ?)", [(file, line, "halved", text)] * 99
-        )
-        db.commit()
+    change_index(run.path, "DELETE FROM functions")
+    row = file, line, "halved", text
+    for _ in range(99):
+        change_index(run.path, "INSERT INTO functions VALUES(?, ?, ?, ?)", *row)
     opened = ld.open_run(run.path)
     function = opened.index.function(Frame.read(opened.stack("/Torch.mul")[0]))
     assert function is None or len(function.lines) <= constants.FUNCTION_LINES
@@ -235,9 +230,7 @@ def test_wrong_rows_give_no_function_or_one_within_bounds(program, file, line, t
 
 def test_a_row_of_another_type_is_damage(program):
     run = recorded(program.Model())
-    with contextlib.closing(sqlite3.connect(next(run.path.glob("rank*")) / fmt.INDEX)) as db:
-        db.execute("UPDATE functions SET text = x'00ff', line = 1")
-        db.commit()
+    change_index(run.path, "UPDATE functions SET text = x'00ff', line = 1")
     opened = ld.open_run(run.path)
     with pytest.raises(ld.errors.CorruptDumpError):
         opened.index.function(Frame.read(opened.stack("/Torch.mul")[0]))

@@ -47,11 +47,18 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+DUMP = [sys.executable, "-m", "llmdebug_nb.cli", "dump"]
+
+
+def _write(name, text):
+    """Write a file of the current folder, mostly a program."""
+    Path(name).write_text(text, encoding="utf-8")
+
+
 def _dump(*arguments, **more):
     """Run ``llmdebug dump`` as a user does."""
-    command = [sys.executable, "-m", "llmdebug_nb.cli", "dump", *arguments]
     return subprocess.run(
-        command, capture_output=True, encoding="utf-8", check=False, timeout=120, **more
+        [*DUMP, *arguments], capture_output=True, encoding="utf-8", check=False, timeout=120, **more
     )
 
 
@@ -66,40 +73,30 @@ def _inputs(run):
 
 
 def test_a_generate_script_is_recorded_by_token_with_its_arguments_output_and_status(here):
-    (here / "a program.py").write_text(
+    _write(
+        "a program.py",
         f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
         "from models import generate, llama\n"
         "print(sys.argv[1:], sys.stdin.read()); print(generate(llama(), new=4).tolist()); "
         "print('e', file=sys.stderr)\n"
         "sys.exit(3)",
-        encoding="utf-8",
     )
-    done = _dump(
-        "--exec",
-        """python 'a program.py' "a b" "'c'" """,
-        "--name",
-        "g",
-        "-er",
-        "0,1",
-        input="typed",
-    )
+    line = """python 'a program.py' "a b" "'c'" """
+    done = _dump("--exec", line, "--name", "g", "-er", "0,1", input="typed")
     assert done.returncode == 3
     assert done.stdout == f"""['a b', "'c'"] typed\n{generate(llama(), new=4).tolist()}\n"""
     assert done.stderr.startswith("e\nllmdebug: g: ")
     run = ld.open_run("g")
-    assert [(c.step, c.kind) for c in run.root_calls()] == [
-        (0, "prefill"),
-        (1, "decode"),
-        (2, "decode"),
-        (3, "decode"),
-    ]
+    kinds = "prefill", "decode", "decode", "decode"
+    assert [(c.step, c.kind) for c in run.root_calls()] == list(enumerate(kinds))
     assert sorted(set(run.to_pandas().step)) == [0, 1, 2]  # rounds 0 and 1
     assert f"{len(run):,} tensors" in done.stderr
     assert "0 prefill (round 0), 1 decode (round 0), 2 decode (round 1)" in RunView(run).text()
 
 
 def test_two_ranks_of_torchrun_are_two_ranks_of_one_run_with_the_paths_of_the_model_itself(here):
-    (here / "train.py").write_text(
+    _write(
+        "train.py",
         MODEL
         + """
 import torch.distributed as dist
@@ -108,16 +105,12 @@ spread = nn.parallel.DistributedDataParallel(model)
 spread(torch.ones(dist.get_rank() + 1, 3)).sum().backward()
 dist.destroy_process_group()
 """,
-        encoding="utf-8",
     )
     done = ld.launch("torchrun --nproc-per-node 2 train.py", name="ddp")
     assert done.status == 0
     run = done.run
-    assert (run.info()["ranks"], run.info()["processes"], run.info()["complete"]) == (
-        [0, 1],
-        2,
-        True,
-    )
+    info = run.info()
+    assert (info["ranks"], info["processes"], info["complete"]) == ([0, 1], 2, True)
     assert _inputs(run) == [(0, 0, 0, 1), (1, 0, 0, 2)]
     assert [node.path for node in run.nodes] == ["", "0", "1"]
     gradients = [
@@ -127,11 +120,9 @@ dist.destroy_process_group()
 
 
 def test_a_script_that_starts_python_twice_makes_one_run_whose_generations_count_on(here):
-    (here / "call.py").write_text(
-        MODEL + "import sys\nmodel(torch.ones(len(sys.argv[1]), 3))", encoding="utf-8"
-    )
-    (here / "run.sh").write_text(
-        'python call.py "$1"\nPYTHONPATH=/nowhere python3 call.py x\n', encoding="utf-8"
+    _write("call.py", MODEL + "import sys\nmodel(torch.ones(len(sys.argv[1]), 3))")
+    _write(
+        "run.sh", 'python call.py "$1"\nPYTHONPATH=/nowhere python3 call.py x\n'
     )  # the shim puts it back
     done = ld.launch(["bash", "run.sh", "a b"], name="r")
     assert _inputs(done.run) == [(0, 0, 0, 3), (0, 1, 0, 1)]
@@ -140,7 +131,8 @@ def test_a_script_that_starts_python_twice_makes_one_run_whose_generations_count
 
 
 def test_workers_of_a_loader_record_nothing_and_forked_and_spawned_processes_what_they_run(here):
-    (here / "load.py").write_text(
+    _write(
+        "load.py",
         MODEL
         + """
 import multiprocessing, os, sys
@@ -169,21 +161,16 @@ if __name__ == "__main__":
     os.wait()
     model(torch.ones(7, 3))
 """,
-        encoding="utf-8",
     )
     done = ld.launch("python load.py", name="r", tokens="all")
-    assert _inputs(done.run) == [
-        (0, 0, 0, 2),
-        (0, 0, 1, 7),
-        (0, 1, 0, 4),
-        (0, 2, 0, 5),
-        (0, 3, 0, 6),
-    ]
+    of_workers = [(0, n, 0, rows) for n, rows in enumerate((4, 5, 6), 1)]
+    assert _inputs(done.run) == [(0, 0, 0, 2), (0, 0, 1, 7), *of_workers]
     assert all(process["complete"] for process in done.run.source.processes)
 
 
 def test_what_a_program_computes_is_bit_for_bit_what_it_computes_alone(here):
-    (here / "train.py").write_text(
+    _write(
+        "train.py",
         MODEL
         + """
 import hashlib, random
@@ -195,7 +182,6 @@ state = [p.detach().numpy().tobytes() for p in model.parameters()]
 state += [torch.get_rng_state().numpy().tobytes()]
 print(hashlib.sha256(b"".join(state)).hexdigest(), torch.nn.Module.__call__.__qualname__)
 """,
-        encoding="utf-8",
     )
     plain = subprocess.run(
         [sys.executable, "train.py"], capture_output=True, encoding="utf-8", check=True
@@ -207,23 +193,9 @@ print(hashlib.sha256(b"".join(state)).hexdigest(), torch.nn.Module.__call__.__qu
 def test_topology_and_tables_are_written_in_the_places_of_msits_with_a_row_for_each_call(here):
     import onnx
 
-    (here / "call.py").write_text(
-        MODEL + "given = torch.ones(1, 3); model(given); model(given)", encoding="utf-8"
-    )
-    done = _dump(
-        "--exec",
-        "python call.py",
-        "--name",
-        "r",
-        "-er",
-        "0,1",
-        "--type",
-        "model",
-        "onnx",
-        "op",
-        "kernel",
-        "cpu_profiling",
-    )
+    _write("call.py", MODEL + "given = torch.ones(1, 3); model(given); model(given)")
+    options = "--name r -er 0,1 --type model onnx op kernel cpu_profiling"
+    done = _dump("--exec", "python call.py", *options.split())
     assert "files in the places of msit's: 2 in model/" in done.stderr
     run = ld.open_run("r")
     assert {path.stat().st_mode & 0o777 for path in run.path.rglob("*")} <= {0o600, 0o700}
@@ -281,12 +253,12 @@ def test_a_session_of_onnx_runtime_is_recorded_from_its_first_run_without_torch_
     here, before
 ):
     _save_tiny(here / "tiny.onnx")
-    (here / "run.py").write_text(
+    _write(
+        "run.py",
         f"{before}import numpy as np, onnxruntime\n"
         "session = onnxruntime.InferenceSession('tiny.onnx')\n"
         "print([session.run(None, {'x': np.full((1, 3), n, np.float32)})[0].tolist()"
         " for n in range(3)])",
-        encoding="utf-8",
     )
     done = _dump("--name", "r", "-er", "1,2", "--", "python", "run.py")
     assert done.stdout == "[[[0.0, 0.0, 0.0]], [[2.0, 2.0, 2.0]], [[4.0, 4.0, 4.0]]]\n"
@@ -297,11 +269,11 @@ def test_a_session_of_onnx_runtime_is_recorded_from_its_first_run_without_torch_
 
 def test_a_runtime_that_is_imported_while_the_recording_runs_is_recorded_too(here):
     _save_tiny(here / "tiny.onnx")
-    (here / "run.py").write_text(
+    _write(
+        "run.py",
         f"{MODEL}model(torch.ones(1, 3))\nimport numpy as np, onnxruntime\n"
         "session = onnxruntime.InferenceSession('tiny.onnx')\n"
         "print(session.run(None, {'x': np.ones((1, 3), np.float32)})[0].tolist())",
-        encoding="utf-8",
     )
     done = _dump("--name", "r", "--tokens", "all", "--", "python", "run.py")
     assert done.stdout == "[[2.0, 2.0, 2.0]]\n"
@@ -309,9 +281,7 @@ def test_a_runtime_that_is_imported_while_the_recording_runs_is_recorded_too(her
 
 
 def test_a_recording_and_its_launcher_load_only_what_they_need(here):
-    (here / "run.py").write_text(
-        f"{MODEL}model(torch.ones(1, 3))\nimport sys; print(*sys.modules)", encoding="utf-8"
-    )
+    _write("run.py", f"{MODEL}model(torch.ones(1, 3))\nimport sys; print(*sys.modules)")
     code = (
         "import sys; from llmdebug_nb.cli import main\n"
         "main(['dump', '-sd', '--', sys.executable, 'run.py']); print(*sys.modules)"
@@ -332,11 +302,11 @@ def test_a_recording_and_its_launcher_load_only_what_they_need(here):
 
 
 def test_a_program_that_looks_for_torch_before_it_imports_it_is_recorded(here):
-    (here / "look.py").write_text(
+    _write(
+        "look.py",
         "import importlib.util\n"
         "assert all(importlib.util.find_spec('torch') for _ in range(3))\n"
         f"{MODEL}model(torch.ones(1, 3))",
-        encoding="utf-8",
     )
     done = ld.launch(["python", "look.py"], name="r", rounds="0,0")
     assert done.status == 0
@@ -344,7 +314,7 @@ def test_a_program_that_looks_for_torch_before_it_imports_it_is_recorded(here):
 
 
 def test_ids_that_no_call_has_are_named_beside_the_ones_that_exist(here):
-    (here / "run.py").write_text(f"{MODEL}model(torch.ones(1, 3))", encoding="utf-8")
+    _write("run.py", f"{MODEL}model(torch.ones(1, 3))")
     done = ld.launch(["python", "run.py"], name="r", rounds="0,0", ids="3")
     (line,) = done.lines("warning")
     assert "ids '3'" in line
@@ -356,9 +326,7 @@ def test_ids_that_no_call_has_are_named_beside_the_ones_that_exist(here):
 
 
 def test_a_python_that_could_not_be_reached_is_named_with_the_reason(here):
-    (here / "call.py").write_text(
-        MODEL + "model(torch.ones(1, 3)); import time; time.sleep(1)", encoding="utf-8"
-    )
+    _write("call.py", MODEL + "model(torch.ones(1, 3)); import time; time.sleep(1)")
     program = f"{shlex.quote(sys.executable)} call.py"
     overwritten = f"PYTHONPATH=/nowhere {program}"
     done = ld.launch(["bash", "-c", f"{overwritten}; exit 5"], name="r")
@@ -378,9 +346,8 @@ def test_a_pth_file_reaches_an_isolated_python_and_is_gone_afterwards(here):
     for place in sys.path:  # the packages of this environment, which a venv of a venv does not see
         if place.endswith("site-packages"):
             (site / "beside.pth").write_text(place + "\n", encoding="utf-8")
-    (here / "call.py").write_text(
-        MODEL + f"import os; print(os.listdir({str(site)!r})); model(torch.ones(1, 3))",
-        encoding="utf-8",
+    _write(
+        "call.py", MODEL + f"import os; print(os.listdir({str(site)!r})); model(torch.ones(1, 3))"
     )
     done = ld.launch(["own/bin/python", "-I", "call.py"], name="r", pth=True)
     assert len(_inputs(done.run)) == 1
@@ -397,10 +364,10 @@ def _plugin():
 
 def test_the_plugin_of_vllm_reaches_an_isolated_python(here):
     module, function = _plugin()
-    (here / "call.py").write_text(
+    _write(
+        "call.py",
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{MODEL}from {module} import {function}\n"
         f"{function}(); {function}(); model(torch.ones(1, 3))",
-        encoding="utf-8",
     )
     done = ld.launch(["python", "-I", "call.py"], name="r")
     assert len(_inputs(done.run)) == 1
@@ -429,9 +396,7 @@ def test_the_plugin_of_vllm_does_nothing_in_other_programs():
     ],
 )
 def test_what_was_recorded_until_a_crash_can_be_read(here, end, status, said):
-    (here / "crash.py").write_text(
-        MODEL + f"import os; model(torch.ones(1, 3)); {end}", encoding="utf-8"
-    )
+    _write("crash.py", MODEL + f"import os; model(torch.ones(1, 3)); {end}")
     done = _dump("--name", "r", "--", "python", "crash.py")
     assert done.returncode == status
     assert said in done.stderr
@@ -440,8 +405,15 @@ def test_what_was_recorded_until_a_crash_can_be_read(here, end, status, said):
     assert not run.info()["complete"]
 
 
+def _begun(*command, **more):
+    """Begin to record a command as ``r``."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
+    return subprocess.Popen([*DUMP, "--name", "r", "--", *command], **pipes, **more)
+
+
 def test_an_interrupt_ends_the_program_as_it_wants_and_keeps_the_dump(here):
-    (here / "slow.py").write_text(
+    _write(
+        "slow.py",
         MODEL
         + """
 import time
@@ -454,30 +426,10 @@ except KeyboardInterrupt:
     print("stopped", flush=True)
     raise SystemExit(9)
 """,
-        encoding="utf-8",
     )
-    command = [
-        sys.executable,
-        "-m",
-        "llmdebug_nb.cli",
-        "dump",
-        "--name",
-        "r",
-        "--",
-        "python",
-        "slow.py",
-    ]
-    heeded = functools.partial(
-        signal.signal, signal.SIGINT, signal.SIG_DFL
-    )  # a background job's is ignored
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        start_new_session=True,
-        preexec_fn=heeded,
-    ) as launched:
+    # a background job's is ignored
+    heeded = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with _begun("python", "slow.py", start_new_session=True, preexec_fn=heeded) as launched:
         assert launched.stdout.readline() == "ran\n"
         launched.send_signal(signal.SIGINT)
         out, said = launched.communicate(timeout=30)
@@ -487,27 +439,13 @@ except KeyboardInterrupt:
 
 
 def test_a_termination_reaches_what_a_script_has_started(here):
-    (here / "slow.py").write_text(
+    _write(
+        "slow.py",
         MODEL
         + "import os, time\nmodel(torch.ones(1, 3))\n"
         + "print(os.getpid(), flush=True)\ntime.sleep(60)",
-        encoding="utf-8",
     )
-    command = [
-        sys.executable,
-        "-m",
-        "llmdebug_nb.cli",
-        "dump",
-        "--name",
-        "r",
-        "--",
-        "bash",
-        "-c",
-        "python slow.py; true",
-    ]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
-    ) as launched:
+    with _begun("bash", "-c", "python slow.py; true") as launched:
         pid = int(launched.stdout.readline())
         launched.terminate()
         _, said = launched.communicate(timeout=30)
@@ -532,7 +470,7 @@ def test_a_program_that_runs_no_model_says_so_and_keeps_its_status(here, capfd, 
 
 
 def test_a_filter_that_matches_nothing_says_so_and_leaves_no_run(here):
-    (here / "call.py").write_text(MODEL + "model(torch.ones(1, 3))", encoding="utf-8")
+    _write("call.py", MODEL + "model(torch.ones(1, 3))")
     done = ld.launch("python call.py", name="r", opname="attention")
     assert (done.status, done.path, ld.runs()) == (0, None, [])
     assert any("no module type begins with opname 'attention'" in line for line in done.lines())
@@ -574,7 +512,7 @@ def test_a_process_that_outlives_the_launcher_finds_nothing_of_ours_that_others_
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
-    (here / "survivor.py").write_text(SURVIVOR, encoding="utf-8")
+    _write("survivor.py", SURVIVOR)
     starts = (
         "import os, subprocess, sys\nsubprocess.Popen([sys.executable, 'survivor.py'])\n"
         "while not os.path.exists('begun'): pass"
@@ -631,7 +569,7 @@ def test_a_command_that_is_not_there_is_one_line_and_127(here, capsys):
     assert capsys.readouterr().err == "llmdebug: pyhton: command not found\n"
     assert main(["dump", "--exec", "A=1 python x.py"]) == 127
     assert "set variables before llmdebug itself" in capsys.readouterr().err
-    (here / "text").write_text("", encoding="utf-8")
+    _write("text", "")
     assert main(["dump", "--", "./text"]) == 126
 
 
@@ -696,19 +634,11 @@ def test_the_short_names_of_msit_mean_what_they_mean_there():
     assert given.pop("files") == []
     options = DumpOptions.of(**given)
     assert str(options.rounds) == "1,3,5,7"
-    assert (options.time, options.part, options.opname, options.device) == (
-        2,
-        "out",
-        ("linear",),
-        "3",
-    )
+    assert (options.time, options.part) == (2, "out")
+    assert (options.opname, options.device) == (("linear",), "3")
     assert (options.ids, options.children) == (("2", "3_1"), False)
-    assert (options.seed, options.stats_only, options.path, options.control) == (
-        2024,
-        True,
-        "d",
-        "c.json",
-    )
+    assert (options.seed, options.stats_only) == (2024, True)
+    assert (options.path, options.control) == ("d", "c.json")
     usual = arguments.options(vars(parser.parse_args(["--exec", "x"])))
     assert usual == {"rounds": "0,0", "files": []}
     stats = arguments.options(vars(parser.parse_args(["--type", "model", "tensor", "stats"])))
@@ -781,14 +711,9 @@ def test_processes_of_one_rank_count_on_also_behind_warm_ups_and_keep_what_only_
                 model(torch.ones(rows, 2))
     run = ld.open_run(tmp_path / "runs" / "r")
     assert [p["pid"] for p in run.source.processes] == [3, 1]  # as they began
-    assert _inputs(run) == [
-        (0, -1, 0, 1),
-        (0, 0, 0, 1),
-        (0, 0, 1, 1),
-        (0, 1, 0, 2),
-        (0, 2, 0, 2),
-        (0, 2, 1, 2),
-    ]
+    of_first, of_second = [(-1, 0), (0, 0), (0, 1)], [(1, 0), (2, 0), (2, 1)]
+    inputs = [*((*call, 1) for call in of_first), *((*call, 2) for call in of_second)]
+    assert _inputs(run) == [(0, *each) for each in inputs]
     assert [(c.generation, c.step, c.kind) for c in run.steps()][3] == (1, 0, "warmup")
     assert [node.path for node in run.nodes] == ["", "0", "1"]
     assert run.nodes[2].parent == 0

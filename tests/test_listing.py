@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import linecache
-import sqlite3
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from torch import nn
 import llmdebug_nb as ld
 from llmdebug_nb.source.listings import Listing
 from llmdebug_nb.source.side_by_side import aligned
-from llmdebug_nb.store import format as fmt
+from recordings import change_index
 
 GOLDEN = '''\
 import torch
@@ -241,8 +239,7 @@ def test_the_code_is_there_where_the_files_are_gone(runs, tmp_path, monkeypatch)
 
 
 def drop_functions(path: Path) -> None:
-    with closing(sqlite3.connect(next(path.glob("rank*")) / fmt.INDEX)) as db:
-        db.executescript("DROP TABLE functions")
+    change_index(path, "DROP TABLE functions")
 
 
 def test_an_older_dump_shows_the_file_of_today_if_the_line_is_as_it_was(runs):
@@ -298,9 +295,7 @@ def test_a_side_without_sources_is_told_and_the_other_stands_alone(runs, tmp_pat
 
 def test_a_damaged_function_is_told_in_the_note(runs):
     paths = runs()
-    with closing(sqlite3.connect(next(paths[1].glob("rank*")) / fmt.INDEX)) as db:
-        db.execute("UPDATE functions SET text = x'00ff'")
-        db.commit()
+    change_index(paths[1], "UPDATE functions SET text = x'00ff'")
     listing = listed(paths)
     assert listing.lines == ()
     assert "damaged" in listing.note

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from IPython.core.error import UsageError
-from IPython.core.interactiveshell import InteractiveShell
 from torch import nn
 
 import llmdebug_nb as ld
@@ -208,16 +207,12 @@ class Scaled(nn.Module):
 
 
 @pytest.fixture
-def shell() -> Iterator[Any]:
-    shell = InteractiveShell.instance()
-    shell.run_line_magic("load_ext", "llmdebug_nb")
+def shell(ipython: Any) -> Any:
     golden = Scaled(1.0)
     mine = copy.deepcopy(golden)
     mine.factor = 1.5
-    shell.user_ns.update(golden=golden, mine=mine, ids=torch.ones(2, 4), torch=torch)
-    yield shell
-    shell.run_line_magic("unload_ext", "llmdebug_nb")
-    InteractiveShell.clear_instance()
+    ipython.user_ns.update(golden=golden, mine=mine, ids=torch.ones(2, 4), torch=torch)
+    return ipython
 
 
 def test_the_magic_gives_the_report_and_binds_it(shell):

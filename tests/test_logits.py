@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from IPython.core.interactiveshell import InteractiveShell
 
 import llmdebug_nb as ld
 from llmdebug_nb.cli import main
@@ -580,28 +579,21 @@ def test_an_interrupt_keeps_what_is_done(monkeypatch):
     assert check.verdict == "not compared"
 
 
-@pytest.fixture
-def shell():
-    shell = InteractiveShell()
-    shell.run_line_magic("load_ext", "llmdebug_nb")
-    return shell
-
-
-def test_the_completer_offers_runs_models_and_rules(shell):
+def test_the_completer_offers_runs_models_and_rules(ipython):
     from llmdebug_nb.notebook.completion import _completions
 
-    shell.user_ns.update(golden=generated(llama(), "g", new=1), port=torch.nn.Linear(1, 1))
-    words = [text for text, _ in _completions(shell, "%llmlogits ")]
+    ipython.user_ns.update(golden=generated(llama(), "g", new=1), port=torch.nn.Linear(1, 1))
+    words = [text for text, _ in _completions(ipython, "%llmlogits ")]
     assert {"golden", "port", "--rule"} <= set(words)
-    assert ("msit", "value") in _completions(shell, "%llmlogits golden port --rule ")
+    assert ("msit", "value") in _completions(ipython, "%llmlogits golden port --rule ")
 
 
-def test_the_magic_takes_runs_models_and_programs(shell, tmp_path, capsys):
+def test_the_magic_takes_runs_models_and_programs(ipython, tmp_path, capsys):
     model = llama()
-    shell.user_ns.update(golden=generated(model, "g"), port=spoiled(model), ids=prompt())
-    check = shell.run_line_magic("llmlogits", f"golden port --top 3 --html {tmp_path / 'p.html'}")
+    ipython.user_ns.update(golden=generated(model, "g"), port=spoiled(model), ids=prompt())
+    check = ipython.run_line_magic("llmlogits", f"golden port --top 3 --html {tmp_path / 'p.html'}")
     assert (check.verdict, check.result.top) == ("fail", 3)
     assert (tmp_path / "p.html").exists()
-    shell.user_ns["model"] = model
-    assert shell.run_line_magic("llmlogits", "model --inputs ids").verdict == "pass"
-    assert shell.run_line_magic("llmlogits", "golden golden --rule equal").verdict == "pass"
+    ipython.user_ns["model"] = model
+    assert ipython.run_line_magic("llmlogits", "model --inputs ids").verdict == "pass"
+    assert ipython.run_line_magic("llmlogits", "golden golden --rule equal").verdict == "pass"

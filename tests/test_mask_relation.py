@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import llmdebug_nb as ld
+from recordings import compared
 
 SIZE, LENGTH = 32, 9
 
@@ -50,12 +50,6 @@ class Port(nn.Module):
         return torch.add(self.o(torch.bmm(F.softmax(scores, 2), v)), x)
 
 
-def recorded(model, name, x):
-    with ld.dump(model, name=name, mode=("module", "api")) as run, torch.no_grad():
-        model(x)
-    return run
-
-
 @pytest.mark.parametrize(
     ("shift", "fill", "keeps"),
     [
@@ -66,8 +60,7 @@ def recorded(model, name, x):
 def test_the_mask_of_mine_is_told_where_it_masks(shift, fill, keeps):
     torch.manual_seed(0)
     golden, x = Golden(), torch.randn(2, LENGTH, SIZE)
-    run = recorded(golden, "golden", x)
-    report = ld.compare(run, recorded(Port(golden, shift, fill), "mine", x), progress=False)
+    report = compared(golden, Port(golden, shift, fill), x, mode=("module", "api"))
     if keeps is None:
         assert report.verdict in ("match", "within_noise")
         return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ import reimplemented
 from llmdebug_nb.align import names
 from llmdebug_nb.cli import main
 from models import gpt2, llama, prompt
+from recordings import compared, recorded
 
 GOLDEN = [
     "",
@@ -63,11 +63,7 @@ def test_a_star_for_everything_maps_every_path_to_itself_below_a_prefix(paths):
 
 def test_the_map_overrides_all_rules_and_each_pair_names_its_entry(tmp_path):
     model = llama()
-    runs = []
-    for name in ("golden", "mine"):
-        with ld.dump(model, name=name) as run, torch.no_grad():
-            model(prompt())
-        runs.append(run)
+    runs = [recorded(model, prompt(), name=name) for name in ("golden", "mine")]
     path = tmp_path / "map.yaml"
     path.write_text(
         "# crossed on purpose\nmodel.layers.0.mlp.up_proj: "
@@ -91,9 +87,7 @@ def test_the_map_overrides_all_rules_and_each_pair_names_its_entry(tmp_path):
 
 def test_the_command_line_takes_a_map(tmp_path, capsys):
     theirs = gpt2()
-    for name, model in (("golden", theirs), ("mine", reimplemented.GPT(theirs))):
-        with ld.dump(model, name=name), torch.no_grad():
-            model(prompt())
+    compared(theirs, reimplemented.GPT(theirs), prompt())
     path = tmp_path / "map.json"
     path.write_text(
         json.dumps(

@@ -570,18 +570,9 @@ def test_the_script_of_a_wrong_call_runs_and_shows_the_error(monkeypatch, capsys
         check.repro(7)
 
 
-@pytest.fixture
-def shell():
-    from IPython.core.interactiveshell import InteractiveShell
-
-    shell = InteractiveShell()
-    shell.run_line_magic("load_ext", "llmdebug_nb")
-    return shell
-
-
-def test_the_magic_checks_a_run_in_a_variable(shell):
-    shell.user_ns["golden_ops"] = _mlp()
-    check = shell.run_line_magic("llmopcheck", "golden_ops --path up -j 1 -metric abs")
+def test_the_magic_checks_a_run_in_a_variable(ipython):
+    ipython.user_ns["golden_ops"] = _mlp()
+    check = ipython.run_line_magic("llmopcheck", "golden_ops --path up -j 1 -metric abs")
     assert [each.op for each in check.result.calls] == ["Functional.linear"]
     assert "Functional.linear" in check._repr_html_().replace("<wbr>", "")
 

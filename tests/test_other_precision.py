@@ -6,6 +6,7 @@ Each case is a construct of some architecture in Transformers.
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import llmdebug_nb as ld
+import recordings
 from llmdebug_nb.align.masks import are_masks
 from llmdebug_nb.core.kernels.masks import without_masked
 from llmdebug_nb.core.kernels.summary import summarize
@@ -22,10 +24,7 @@ LOW = [torch.bfloat16, torch.float16]
 MODE = ("module", "api")
 
 
-def recorded(model, *inputs, name):
-    with ld.dump(model, name=name, mode=MODE) as run, torch.no_grad():
-        model(*inputs)
-    return run
+recorded = functools.partial(recordings.recorded, mode=MODE)
 
 
 def compared(model, dtype, *inputs):

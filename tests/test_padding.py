@@ -19,6 +19,7 @@ from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core.kernels.padding import Blanks, Padding, _are_blank
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, Site
+from recordings import compared
 
 SIZE, HEADS, TOKENS = 32, 4, 7
 LEFT = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1]])
@@ -119,14 +120,10 @@ def recorded(name, attend, mask=LEFT, change=lambda model: None, pool=states, **
     return run
 
 
-def compared(golden, mine):
-    return ld.compare(golden, mine, progress=False)
-
-
 @pytest.mark.parametrize("mask", [LEFT, RIGHT], ids=["left", "right"])
 @pytest.mark.parametrize("mode", [("module", "api"), ("module",), ("module", "api", "aten")])
 def test_other_attention_agrees_though_it_differs_at_padding(mask, mode):
-    report = compared(
+    report = ld.compare(
         recorded("golden", even, mask, mode=mode), recorded("mine", fused, mask, mode=mode)
     )
     assert report.verdict == "within_noise"
@@ -151,12 +148,12 @@ def recorded_at(name, attend, tokens, positions=None):
 
 @pytest.mark.parametrize("tokens", [HEADS, 2 * HEADS, SIZE, 2 * SIZE])
 def test_as_many_tokens_as_heads_or_channels_are_no_alarm(tokens):
-    report = compared(recorded_at("golden", even, tokens), recorded_at("mine", fused, tokens))
+    report = ld.compare(recorded_at("golden", even, tokens), recorded_at("mine", fused, tokens))
     assert report.verdict == "within_noise"
 
 
 def test_other_positions_of_padding_are_no_other_positions():
-    report = compared(recorded_at("golden", even, 9, 0), recorded_at("mine", even, 9, 1))
+    report = ld.compare(recorded_at("golden", even, 9, 0), recorded_at("mine", even, 9, 1))
     assert report.verdict == "within_noise"
     told = [d.pair.golden.summary.dtype for d in report.differences if d.rule is Rule.NO_TOKEN]
     assert "int64" in told
@@ -164,7 +161,7 @@ def test_other_positions_of_padding_are_no_other_positions():
 
 @pytest.mark.parametrize("pool", [states, mean_of_tokens])
 def test_a_milder_fill_agrees(pool):
-    report = compared(recorded("golden", even, pool=pool), recorded("mine", milder, pool=pool))
+    report = ld.compare(recorded("golden", even, pool=pool), recorded("mine", milder, pool=pool))
     assert report.verdict == "within_noise"
 
 
@@ -186,7 +183,7 @@ def wrong_norm(model):
     ],
 )
 def test_a_bug_is_found_though_the_padding_differs_before_it(attend, change, place):
-    report = compared(recorded("golden", even), recorded("mine", attend, change=change))
+    report = ld.compare(recorded("golden", even), recorded("mine", attend, change=change))
     assert report.verdict == "diverged"
     assert report.findings[0].path.split("/")[0] == place
 
@@ -196,7 +193,7 @@ def test_a_mask_that_forgets_the_padding_is_to_blame(attend):
     def forget(model):
         model.register_forward_pre_hook(lambda _, given: (given[0], torch.ones_like(given[1])))
 
-    report = compared(recorded("golden", even), recorded("mine", attend, change=forget))
+    report = ld.compare(recorded("golden", even), recorded("mine", attend, change=forget))
     assert report.verdict == "diverged"
     assert "mask" in report.findings[0].cause
 
@@ -234,12 +231,7 @@ def test_without_names_tensors_are_paired_by_what_they_hold_at_tokens(change):
     golden, changed = Decoder(states).eval(), Decoder(states).eval()
     change(changed)
     port, ids = Port(changed), torch.arange(3 * TOKENS).view(3, TOKENS) * 7 % 50
-    runs = []
-    for name, model in (("golden", golden), ("mine", port)):
-        with ld.dump(model, name=name, mode=("module", "api")) as run, torch.no_grad():
-            model(ids, LEFT)
-        runs.append(run)
-    report = compared(*runs)
+    report = compared(golden, port, ids, LEFT, mode=("module", "api"))
     if change is not wrong_weight:
         assert report.verdict == "within_noise"
         assert report.coverage.share > 0.8
@@ -251,7 +243,7 @@ def test_without_names_tensors_are_paired_by_what_they_hold_at_tokens(change):
 
 def test_padding_that_takes_part_in_a_result_counts():
     mine = recorded("mine", fused, pool=mean)
-    report = compared(recorded("golden", even, pool=mean), mine)
+    report = ld.compare(recorded("golden", even, pool=mean), mine)
     assert report.verdict == "diverged"
     assert report.findings[0].path.startswith("layers.0.attention")
     assert not any(d.rule is Rule.NO_TOKEN for d in report.differences)
@@ -392,15 +384,12 @@ class Head(nn.Module):
 @pytest.mark.parametrize("last", [True, False])
 @pytest.mark.parametrize("mode", ["module", "module+api"])
 def test_a_wrong_head_behind_padded_states_is_to_blame(mode, last):
-    ids, runs = torch.arange(3 * TOKENS).view(3, TOKENS) * 7 % 50, []
-    for name, attend in (("golden", even), ("mine", fused)):
-        model = Head(Decoder(states), attend is fused, last).eval()
+    ids = torch.arange(3 * TOKENS).view(3, TOKENS) * 7 % 50
+    golden, mine = (Head(Decoder(states), wrong, last).eval() for wrong in (False, True))
+    for model, attend in ((golden, even), (mine, fused)):
         for layer in model.decoder.layers:
             layer.attention.attend = attend
-        with ld.dump(model, name=name, mode=mode) as run, torch.no_grad():
-            model(ids, LEFT)
-        runs.append(run)
-    report = compared(*runs)
+    report = compared(golden, mine, ids, LEFT, mode=mode)
     assert report.verdict == "diverged"
     assert report.findings[0].path.startswith("score")
 
@@ -442,13 +431,9 @@ class Narrow(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16])
 def test_a_padded_program_with_narrow_tensors_is_compared(dtype):
-    ids, runs = torch.arange(3 * TOKENS).view(3, TOKENS) * 7 % 50, []
-    for name, attend in (("golden", even), ("mine", fused)):
-        model = Narrow(attend, dtype).eval()
-        with ld.dump(model, name=name, mode=("module", "api")) as run, torch.no_grad():
-            model(ids, LEFT)
-        runs.append(run)
-    report = compared(*runs)
+    ids = torch.arange(3 * TOKENS).view(3, TOKENS) * 7 % 50
+    golden, mine = (Narrow(attend, dtype).eval() for attend in (even, fused))
+    report = compared(golden, mine, ids, LEFT, mode=("module", "api"))
     assert report.verdict == "within_noise"
     assert any(d.rule is Rule.NO_TOKEN for d in report.differences)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sqlite3
 import sys
 import warnings
 import zlib
@@ -29,6 +28,7 @@ from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store import reader, writer
 from llmdebug_nb.store.writer import Writer, create_run
 from models import generate, llama
+from recordings import change_index
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -224,20 +224,8 @@ def test_a_killed_recording_of_parts_is_whole_up_to_where_it_was_killed(tmp_path
     torn, made = record(tmp_path, tensors, close=False, **options)
     made.sink.write_frames()  # as a kill leaves it a page of repeated records later
     whole, _ = record(tmp_path, tensors, **options)
-    columns = [
-        "path",
-        "min",
-        "max",
-        "mean",
-        "l2norm",
-        "nan",
-        "inf",
-        "zero",
-        "fingerprint",
-        "payload",
-        "kept",
-        "shape",
-    ]
+    figures = ["min", "max", "mean", "l2norm", "nan", "inf", "zero"]
+    columns = ["path", *figures, "fingerprint", "payload", "kept", "shape"]
     assert not torn.info()["complete"]
     assert torn.to_pandas()[columns].equals(whole.to_pandas()[columns])
     for number in range(4):
@@ -381,13 +369,8 @@ def test_beyond_the_budget_only_statistics_are_kept_and_nothing_small_slips_in(
     run, made = record(tmp_path, tensors, max_bytes="8.5kB")
     why = "over the budget of 8.5 kB (max_bytes)"
     held = [r.payload is not None for r in run.records()]
-    assert held == [
-        True,
-        True,
-        False,
-        False,
-        on_host,
-    ]  # the last repeats a kept one, which is known on the host
+    # the last repeats a kept one, which is known on the host
+    assert held == [True, True, False, False, on_host]
     assert made.values.lost == {why: 5 - sum(held)}
     assert [r.summary.max for r in run.records()] == [0.0, 1.0, 2.0, 1.0, 1.0]
     assert made.values.distinct == 2
@@ -568,9 +551,7 @@ def test_fingerprints_of_different_kinds_say_nothing_of_equality(tmp_path):
 )
 def test_lies_about_a_part_are_refused(tmp_path, sql):
     run, _ = record(tmp_path, [torch.arange(12.0).reshape(3, 4)], slice="0")
-    with sqlite3.connect(next(run.path.glob("rank*")) / fmt.INDEX) as db:
-        db.execute(sql)
-    db.close()
+    change_index(run.path, sql)
     with pytest.raises(ld.errors.CorruptDumpError) as error:
         reader.native(run.path).tensor("m0")
     assert len(str(error.value)) < 500

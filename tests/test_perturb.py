@@ -530,13 +530,9 @@ def test_the_example_of_the_documentation_ranks_what_it_says(capsys):
 
 
 @pytest.fixture
-def shell():
-    from IPython.core.interactiveshell import InteractiveShell
-
-    shell = InteractiveShell()
-    shell.run_line_magic("load_ext", "llmdebug_nb")
-    shell.user_ns |= {"net": Robust(1), "x": values(2, 64)}
-    return shell
+def shell(ipython):
+    ipython.user_ns |= {"net": Robust(1), "x": values(2, 64)}
+    return ipython
 
 
 def test_the_magic_shows_a_table(shell):

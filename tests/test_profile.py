@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import sqlite3
+import shutil
 import threading
 import time
 from collections import Counter
@@ -30,9 +30,9 @@ from llmdebug_nb.core.columns import LAUNCHES
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.show import html
 from llmdebug_nb.show.run_view import RunView
-from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store import tables, tiling
 from models import hooks_left, llama, prompt
+from recordings import add_process, change_index
 
 SLOW = 0.05  # seconds
 
@@ -575,31 +575,21 @@ def test_without_a_profile_there_are_no_times_and_no_ranges(tmp_path):
 
 
 def test_a_dump_made_before_there_were_times_opens_and_has_none(run, tmp_path):
-    import shutil
-
-    old = tmp_path / "old"
-    shutil.copytree(run.path, old)
-    index = next(old.glob("*/" + fmt.INDEX))
-    with sqlite3.connect(index) as db:
-        for table in ("timings", "launches", "tilings"):
-            db.execute(f"DROP TABLE {table}")
-    db.close()
+    old = shutil.copytree(run.path, tmp_path / "old")
+    for table in ("timings", "launches", "tilings"):
+        change_index(old, f"DROP TABLE {table}")
     opened = ld.open_run(old)
     assert len(opened) == len(run)
     assert len(opened.host()) == len(opened.kernels()) == 0
 
 
 def test_a_dump_with_nonsense_in_its_tables_is_read_or_refused_in_one_line(run, tmp_path):
-    import shutil
-
     for number, change in enumerate(
         ("timings SET start = 'x'", "launches SET duration = x'00ff'",
             "timings SET path = NULL, op = 7", "launches SET inputs = '[[1]]', kernel = NULL")
     ):  # fmt: skip
         bad = shutil.copytree(run.path, tmp_path / str(number))
-        with sqlite3.connect(next(bad.glob("*/" + fmt.INDEX))) as db:
-            db.execute(f"UPDATE {change}")
-        db.close()
+        change_index(bad, f"UPDATE {change}")
         opened = ld.open_run(bad)
         if number < 2:
             with pytest.raises(ld.errors.CorruptDumpError, match="Expected `"):
@@ -612,16 +602,9 @@ def test_a_dump_with_nonsense_in_its_tables_is_read_or_refused_in_one_line(run, 
 
 
 def test_two_processes_have_their_times_in_one_run(run, tmp_path):
-    import shutil
-
-    both = tmp_path / "both"
-    shutil.copytree(run.path, both)
-    first = next(child for child in both.iterdir() if child.is_dir())
-    second = shutil.copytree(first, both / "rank1_77")
-    with sqlite3.connect(second / fmt.INDEX) as db:
-        db.execute("UPDATE meta SET value = '1' WHERE key = 'rank'")
-        db.execute("UPDATE meta SET value = '77' WHERE key = 'pid'")
-    db.close()
+    both = shutil.copytree(run.path, tmp_path / "both")
+    first = next(both.glob("rank*"))
+    add_process(both, "rank1_77")
     opened = ld.open_run(both)
     assert dict(opened.host().groupby("rank").size()) == {0: len(run.host()), 1: len(run.host())}
     written = ld.write_tables(opened, tmp_path / "csv")
@@ -629,23 +612,14 @@ def test_two_processes_have_their_times_in_one_run(run, tmp_path):
 
 
 def test_a_second_process_of_a_rank_goes_on_counting_and_its_files_have_its_number(run, tmp_path):
-    import shutil
-
-    both = tmp_path / "both"
-    shutil.copytree(run.path, both)
-    first = next(child for child in both.iterdir() if child.is_dir())
-    second = shutil.copytree(first, both / "rank0_99999999")
-    with sqlite3.connect(second / fmt.INDEX) as db:
-        db.execute("UPDATE meta SET value = '99999999' WHERE key = 'pid'")
-    db.close()
+    both = shutil.copytree(run.path, tmp_path / "both")
+    first = next(both.glob("rank*"))
+    add_process(both, "rank0_99999999")
     opened = ld.open_run(both)
-    assert dict(opened.host().groupby("generation").size()) == {
-        0: len(run.host()),
-        1: len(run.host()),
-    }
-    names = {
-        f"{path.parent.name}/{path.name}" for path in ld.write_tables(opened, tmp_path / "csv")
-    }
+    rows = len(run.host())
+    assert dict(opened.host().groupby("generation").size()) == {0: rows, 1: rows}
+    written = ld.write_tables(opened, tmp_path / "csv")
+    names = {f"{path.parent.name}/{path.name}" for path in written}
     assert f"{first.name.rpartition('_')[2]}/operation_statistic_1.csv" in names
     assert "99999999/operation_statistic_1_1.csv" in names
 

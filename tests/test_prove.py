@@ -15,7 +15,8 @@ from llmdebug_nb.core.errors import ProofError
 from llmdebug_nb.findings.finding import Proof
 from llmdebug_nb.replay.in_place import in_place
 from llmdebug_nb.replay.operators import CannotReplay
-from models import gpt2, hooks_left, prompt
+from models import generate, gpt2, hooks_left, prompt
+from recordings import recorded_both
 from reimplemented import GPT
 
 SIZE, TOKENS = 16, 5
@@ -372,11 +373,7 @@ def test_compare_proves_and_text_and_page_say_so(tmp_path):
 def test_a_prefill_is_proven():
     golden, mine = gpt2(), gpt2()
     mine.transformer.h[1].mlp.act.forward = torch.relu
-    runs = []
-    for model, name in ((golden, "golden"), (mine, "mine")):
-        with ld.dump(model, name=name, tokens="0-1") as run:
-            model.generate(prompt(), max_new_tokens=2, do_sample=False)
-        runs.append(run)
+    runs = recorded_both(golden, mine, lambda model: generate(model, new=2), tokens="0-1")
     proof = ld.compare(*runs).findings[0].prove()
     assert proof.agrees, proof.says
 
@@ -384,13 +381,10 @@ def test_a_prefill_is_proven():
 def test_a_later_step_is_proven_as_that_step():
     golden, mine = Tiny(), Tiny()
     mine.blocks[1].mlp.act = lambda x: F.gelu(x) * (2 if x.shape[1] == 3 else 1)
-    runs = []
-    for model, name in ((golden, "golden"), (mine, "mine")):
-        with ld.dump(model, name=name, tokens="all") as run, torch.no_grad():
-            model(IDS)
-            model(IDS[:, :3])
-        runs.append(run)
-    report = ld.compare(*runs)
+    with torch.no_grad():
+        report = ld.compare(
+            *recorded_both(golden, mine, lambda model: (model(IDS), model(IDS[:, :3])))
+        )
     proof = report.findings[0].prove()
     assert report.findings[0].step == 1
     assert proof.agrees, proof.says
@@ -402,11 +396,7 @@ def test_a_step_that_takes_a_cache_is_told():
     mine.transformer.h[1].mlp.act.forward = lambda x: (
         golden.transformer.h[1].mlp.act(x) * (2 if x.shape[1] == 1 else 1)
     )
-    runs = []
-    for model, name in ((golden, "golden"), (mine, "mine")):
-        with ld.dump(model, name=name, tokens="0-1") as run:
-            model.generate(prompt(), max_new_tokens=2, do_sample=False)
-        runs.append(run)
+    runs = recorded_both(golden, mine, lambda model: generate(model, new=2), tokens="0-1")
     with pytest.raises(ProofError, match="cache of earlier tokens"):
         ld.compare(*runs).findings[0].prove()
 

@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import shutil
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,8 @@ from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.spread import _totals
 from llmdebug_nb.store.world import _grid
 from rank_programs import Server
+from recordings import change_index
+from view_requests import rows_request
 
 
 @pytest.fixture(scope="module")
@@ -303,17 +304,13 @@ CASES = {
 }
 
 
-def compared(golden: Run, mine: Run) -> ld.Report:
-    return ld.compare(golden, mine, progress=False)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_a_program_of_several_ranks_agrees_with_the_one_of_one_rank(
     server: Server, tmp_path: Path, name: str
 ) -> None:
     case = CASES[name]
     golden = case.golden_of(server, tmp_path)
-    report = compared(golden, case.mine_of(server, tmp_path))
+    report = ld.compare(golden, case.mine_of(server, tmp_path))
     assert report.verdict in ("match", "within_noise")
     found = report.coverage
     assert (found.values_matched, found.rejoined) == (found.values, 0)
@@ -330,7 +327,7 @@ def test_gradients_that_both_programs_accumulate_are_no_difference(
     server: Server, tmp_path: Path, how: str
 ) -> None:
     golden = server.record(tmp_path, "micro_batches", None, 3, name="golden")
-    report = compared(golden, server.record(tmp_path, "accumulates", None, how, 3, ranks=2))
+    report = ld.compare(golden, server.record(tmp_path, "accumulates", None, how, 3, ranks=2))
     assert report.verdict == "within_noise"
     assert not report.findings
 
@@ -341,7 +338,7 @@ def test_tp_plan_of_transformers_agrees_with_the_whole_model(
     folder = str(tmp_path / "llama")
     golden = server.record(tmp_path, "hugging_face", folder, name="golden")
     mine = server.record(tmp_path, "hugging_face", folder, ranks=2)
-    report = compared(golden, mine)
+    report = ld.compare(golden, mine)
     assert report.verdict in ("match", "within_noise")
     assert report.coverage.values_matched == report.coverage.values > 0
 
@@ -352,7 +349,7 @@ def test_a_stale_part_is_found_and_its_rank_is_named(
 ) -> None:
     case = CASES[name]
     golden = case.golden_of(server, tmp_path)
-    report = compared(golden, case.mine_of(server, tmp_path, "stale"))
+    report = ld.compare(golden, case.mine_of(server, tmp_path, "stale"))
     assert report.verdict == "diverged"
     first = report.findings[0]
     where = {"of_experts": "0.router", "of_sequences": "layers.1."}
@@ -367,7 +364,7 @@ def test_another_reduction_is_found_where_it_is_made(
     server: Server, tmp_path: Path, bug: str
 ) -> None:
     case = CASES["plain weights divided by hand"]
-    report = compared(case.golden_of(server, tmp_path), case.mine_of(server, tmp_path, bug))
+    report = ld.compare(case.golden_of(server, tmp_path), case.mine_of(server, tmp_path, bug))
     assert report.verdict == "diverged"
     assert report.findings[0].path == "layers.1.down"
     assert "alone" not in report.findings[0].evidence  # all ranks have it
@@ -377,7 +374,7 @@ def test_micro_batches_that_nothing_averages_are_said(server: Server, tmp_path: 
     case = CASES["micro-batches"]
     golden = case.golden_of(server, tmp_path)
     said = [
-        [note for note in compared(golden, mine).notes() if "as the mean over" in note]
+        [note for note in ld.compare(golden, mine).notes() if "as the mean over" in note]
         for mine in (
             case.mine_of(server, tmp_path),
             server.record(tmp_path, "micro_batches", "sum", name="sum"),
@@ -389,7 +386,7 @@ def test_micro_batches_that_nothing_averages_are_said(server: Server, tmp_path: 
 def test_a_joined_run_is_read_like_any_other(server: Server, tmp_path: Path) -> None:
     mine = server.record(tmp_path, "tensor_parallel", ranks=2)
     golden = server.record(tmp_path, "whole", name="golden")
-    whole = compared(golden, mine).mine
+    whole = ld.compare(golden, mine).mine
     assert whole.info()["ranks"] == [0]
     assert torch.equal(whole.tensor("head", role="weight"), golden.tensor("head", role="weight"))
     record = whole.find("layers.0.up")
@@ -409,7 +406,7 @@ def test_a_joined_run_is_measured_on_a_cluster_with_the_same_result(
     monkeypatch.setattr(constants, "BATCH_JOBS", 2)
     golden = server.record(tmp_path, "whole", name="golden")
     mine = server.record(tmp_path, "tensor_parallel", "stale", ranks=2)
-    here = compared(golden, mine)
+    here = ld.compare(golden, mine)
     with distributed.LocalCluster(
         n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0",
         silence_logs=50, protocol="tcp://",
@@ -428,8 +425,8 @@ def test_runs_of_as_many_ranks_are_compared_rank_by_rank_and_the_rank_is_named(
     server: Server, tmp_path: Path
 ) -> None:
     golden = server.record(tmp_path, "ddp", ranks=2, name="golden")
-    assert compared(golden, server.record(tmp_path, "ddp", ranks=2)).verdict == "match"
-    report = compared(golden, server.record(tmp_path, "ddp", "stale", ranks=2, name="stale"))
+    assert ld.compare(golden, server.record(tmp_path, "ddp", ranks=2)).verdict == "match"
+    report = ld.compare(golden, server.record(tmp_path, "ddp", "stale", ranks=2, name="stale"))
     # gradients that both ranks share differ on rank 0, too, where nothing is wrong
     assert report.findings[0].path == "layers.1.up"
     assert report.findings[0].cause == "weight differs"
@@ -440,14 +437,14 @@ def test_runs_of_as_many_ranks_that_divide_otherwise_are_put_together(
     server: Server, tmp_path: Path
 ) -> None:
     golden = server.record(tmp_path, "ddp", ranks=2, name="golden")
-    report = compared(golden, server.record(tmp_path, "tensor_parallel", ranks=2))
+    report = ld.compare(golden, server.record(tmp_path, "tensor_parallel", ranks=2))
     assert report.verdict in ("match", "within_noise")
     assert report.coverage.observables_matched == 10  # the gradients that DDP shares
 
 
 def test_the_loss_of_parts_of_a_batch_is_their_mean(server: Server, tmp_path: Path) -> None:
     golden = server.record(tmp_path, "whole", name="golden", mode="api")
-    report = compared(golden, server.record(tmp_path, "ddp", ranks=2, mode="api"))
+    report = ld.compare(golden, server.record(tmp_path, "ddp", ranks=2, mode="api"))
     assert report.verdict in ("match", "within_noise")
     table = report.to_pandas()
     assert set(table[table["path"] == "/Tensor.mean"]["verdict"]) <= {"match", "within_noise"}
@@ -458,7 +455,7 @@ def test_statistics_of_a_whole_tensor_follow_from_those_of_its_parts(
 ) -> None:
     golden = server.record(tmp_path, "whole", name="golden")
     mine = server.record(tmp_path, "tensor_parallel", ranks=2, stats_only=True)
-    whole = compared(golden, mine).mine.find("layers.0.up")
+    whole = ld.compare(golden, mine).mine.find("layers.0.up")
     there = golden.find("layers.0.up").summary
     assert whole.payload is None
     for name in ("min", "max", "mean", "l2norm"):
@@ -480,11 +477,8 @@ def test_the_explorer_lists_the_rows_of_a_rank_and_offers_those_that_there_are(
     assert len(listed("rank:1")) == len(listed("rank:0")) == len(mine) / 2
     assert len(listed("rank:0 rank:1 head")) == len(listed("head"))
     assert listed("rank:7") == []
-    report = compared(golden, mine)
-    request: dict[str, Any] = {"every": True, "step": 0, "node": -1, "mismatch": False}
-    page = report.view().rows(
-        {**request, "start": 0, "n": 99, "text": "rank:1 up", "sort": "", "descending": False}
-    )
+    report = ld.compare(golden, mine)
+    page = report.view().rows(rows_request(every=True, step=0, n=99, text="rank:1 up"))
     assert {report.differences[row["id"]].site.rank for row in page["rows"]} == {1}
     assert report.view().overview()["ranks"] == RunView(mine).overview()["ranks"] == [0, 1]
     whole = server.record(tmp_path, "whole", name="whole")
@@ -676,7 +670,7 @@ def test_weights_that_ranks_change_otherwise_are_named_with_the_step(
 ) -> None:
     golden = server.record(tmp_path, "learns", name="golden")
     mine = server.record(tmp_path, "learns", bug, ranks=ranks)
-    report, found = compared(golden, mine), ld.check_ranks(mine)
+    report, found = ld.compare(golden, mine), ld.check_ranks(mine)
     if bug is None:
         assert found.ok, str(found)
         assert report.verdict == "within_noise"
@@ -733,7 +727,7 @@ def test_a_missing_rank_is_named(server: Server, tmp_path: Path) -> None:
     mine = server.record(tmp_path, "two_dimensions", ranks=4)
     mine = without_rank(2, mine)
     with pytest.raises(CompareError, match=r"3 of 4 ranks: 2 is missing; record all ranks"):
-        compared(golden, mine)
+        ld.compare(golden, mine)
 
 
 def test_ranks_of_two_programs_in_one_folder_are_refused(server: Server, tmp_path: Path) -> None:
@@ -745,19 +739,19 @@ def test_ranks_of_two_programs_in_one_folder_are_refused(server: Server, tmp_pat
     (moved,) = other.path.glob("rank3_*")
     shutil.copytree(moved, mine.path / moved.name)
     with pytest.raises(CompareError, match=r"several programs \(of 2, 4 ranks\)"):
-        compared(golden, ld.open_run(mine.path))
+        ld.compare(golden, ld.open_run(mine.path))
     shutil.rmtree(mine.path / moved.name)
     (first,) = mine.path.glob("rank0_*")
     shutil.copytree(first, mine.path / "rank0_1")
     with pytest.raises(CompareError, match="several processes of rank 0"):
-        compared(golden, ld.open_run(mine.path))
+        ld.compare(golden, ld.open_run(mine.path))
 
 
 def test_one_rank_of_several_is_said(server: Server, tmp_path: Path) -> None:
     golden = server.record(tmp_path, "whole", name="golden")
     mine = server.record(tmp_path, "tensor_parallel", ranks=2)
     mine = without_rank(1, mine)
-    notes = compared(golden, mine).notes()
+    notes = ld.compare(golden, mine).notes()
     assert any("rank 0 of 2 alone was recorded" in note for note in notes)
 
 
@@ -765,12 +759,11 @@ def test_groups_that_are_no_groups_are_refused(server: Server, tmp_path: Path) -
     golden = server.record(tmp_path, "whole", name="golden")
     mine = server.record(tmp_path, "tensor_parallel", ranks=2)
     assert mine.path is not None
-    (index,) = mine.path.glob("rank1_*/index.sqlite")
-    with sqlite3.connect(index) as db:
-        text = json.dumps({"size": 2, "groups": [[0, "; DROP"]]})
-        db.execute("UPDATE meta SET value = ? WHERE key = 'world'", (text,))
+    (process,) = mine.path.glob("rank1_*")
+    text = json.dumps({"size": 2, "groups": [[0, "; DROP"]]})
+    change_index(process, "UPDATE meta SET value = ? WHERE key = 'world'", text)
     with pytest.raises(CompareError, match="the groups of its ranks are damaged"):
-        compared(golden, ld.open_run(mine.path))
+        ld.compare(golden, ld.open_run(mine.path))
 
 
 def test_runs_of_two_and_of_four_ranks_are_compared_as_far_as_placements_say(
@@ -778,10 +771,12 @@ def test_runs_of_two_and_of_four_ranks_are_compared_as_far_as_placements_say(
 ) -> None:
     golden = server.record(tmp_path, "tensor_parallel", ranks=2, name="golden")
     mine = server.record(tmp_path, "tensor_parallel", ranks=4)  # six rows of a head on four ranks
-    report = compared(golden, mine)
+    report = ld.compare(golden, mine)
     assert report.verdict in ("match", "within_noise")
     assert any("left out" in note for note in report.notes())
-    wrong = compared(golden, server.record(tmp_path, "tensor_parallel", "stale", ranks=4, name="s"))
+    wrong = ld.compare(
+        golden, server.record(tmp_path, "tensor_parallel", "stale", ranks=4, name="s")
+    )
     assert wrong.verdict == "diverged"
     assert "rank 1 of 4 alone" in wrong.findings[0].evidence
 

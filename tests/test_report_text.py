@@ -12,6 +12,7 @@ from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.show import html
 from llmdebug_nb.show.words import verdicts_text
+from recordings import compared
 
 
 class Gate(nn.Module):
@@ -34,14 +35,12 @@ class Port(Gate):
 
 @pytest.fixture
 def report() -> ld.Report:
-    runs = []
-    for name, kind in (("golden", Gate), ("mine", Port)):
+    models = []
+    for kind in (Gate, Port):
         torch.manual_seed(0)
-        model = nn.Sequential(*(kind() if at == 2 else Gate() for at in range(6)))
-        with ld.dump(model, name=name, mode="module+api") as run:
-            model(torch.randn(3, 8, generator=torch.Generator().manual_seed(1)))
-        runs.append(run)
-    return ld.compare(*runs, progress=False)
+        models.append(nn.Sequential(*(kind() if at == 2 else Gate() for at in range(6))))
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
+    return compared(*models, x, mode="module+api")
 
 
 def test_the_short_form_is_the_answer_the_lines_three_rows_and_where_the_rest_is(report) -> None:

@@ -19,12 +19,8 @@ OPS = ("linear", "matmul", "add", "mul", "softmax", "silu")
 def _value(seed, exact=True):
     """Return a tensor's summary; not ``exact``: equal up to rounding, with other bytes."""
     draw = random.Random(seed)
-    figures = [
-        draw.uniform(-3, -1),
-        draw.uniform(1, 3),
-        draw.uniform(-0.5, 0.5),
-        draw.uniform(20, 40),
-    ]
+    ranges = ((-3, -1), (1, 3), (-0.5, 0.5), (20, 40))
+    figures = [draw.uniform(*each) for each in ranges]
     noise = 0.0 if exact else 1e-6
     low, high, mean, norm = (
         x * (1 + noise * random.Random(seed + i).random()) for i, x in enumerate(figures)
@@ -97,25 +93,15 @@ def test_a_sequence_is_aligned_with_itself_whatever_its_values(ops):
 
 
 def test_an_inserted_call_of_the_same_operator_shifts_nothing_after_a_bug():
-    golden = [_token("linear", 1), _token("silu", 2), _token("mul", 3), _token("linear", 4)]
-    mine = [
-        _token("norm", 99),
-        _token("linear", 11),
-        _token("silu", 12),
-        _token("mul", 13),
-        _token("linear", 14),
-    ]
+    ops = ("linear", "silu", "mul", "linear")
+    golden = list(map(_token, ops, (1, 2, 3, 4)))
+    mine = [_token("norm", 99), *map(_token, ops, (11, 12, 13, 14))]
     assert align(golden, mine) == [(0, 1), (1, 2), (2, 3), (3, 4)]
 
 
 def test_another_operator_with_the_same_result_takes_the_place_of_three():
-    golden = [
-        _token("linear", 1),
-        _token("matmul", 2),
-        _token("softmax", 3),
-        _token("matmul", 4),
-        _token("linear", 5),
-    ]
+    ops = ("linear", "matmul", "softmax", "matmul", "linear")
+    golden = list(map(_token, ops, (1, 2, 3, 4, 5)))
     mine = [_token("linear", 1), _token("sdpa", 4, exact=False), _token("linear", 5)]
     assert align(golden, mine) == [(0, 0), (3, 1), (4, 2)]
 

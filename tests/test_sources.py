@@ -15,6 +15,7 @@ from llmdebug_nb.findings.finding import Finding
 from llmdebug_nb.findings.sources import of_call
 from llmdebug_nb.replay.runs import Side
 from llmdebug_nb.source.lines import Source
+from recordings import compared
 
 
 def sigmoid(x):
@@ -129,10 +130,7 @@ class MixedTwice(MixedToo):
 def mixed(mine, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     x = torch.randn(5, 8, generator=torch.Generator().manual_seed(2))
-    for name, model in ("golden", Mixed()), ("mine", mine()):
-        with ld.dump(model, name=name, mode="module+api"), torch.no_grad():
-            model(x)
-    return ld.compare("golden", "mine")
+    return compared(Mixed(), mine(), x, mode="module+api")
 
 
 def test_what_mine_leaves_out_has_a_place_behind_the_last_line_that_agrees(monkeypatch, tmp_path):
@@ -172,10 +170,7 @@ class NotHalved(Halved):
 
 def test_lines_around_what_mine_leaves_out_stand_beside_each_other(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    for name, model in ("golden", Halved()), ("mine", NotHalved()):
-        with ld.dump(model, name=name, mode="module+api"), torch.no_grad():
-            model(torch.ones(2, 8))
-    text = str(ld.compare("golden", "mine"))
+    text = str(compared(Halved(), NotHalved(), torch.ones(2, 8), mode="module+api"))
     assert re.search(r"=  +\d+  +x = self\.enter\(x\)  +\d+  +x = self\.enter\(x\)", text)
     assert re.search(r"✗  +\d+  +x = x \* 0\.5  +\d+  +return self\.leave", text)
 
@@ -213,10 +208,7 @@ def test_of_a_tensor_that_mine_does_not_take_it_is_not_said_that_the_call_is_mis
 ):
     monkeypatch.chdir(tmp_path)
     x = torch.randn(5, 8, generator=torch.Generator().manual_seed(2))
-    for name, model in ("golden", Shifted()), ("mine", ShiftedOnce()):
-        with ld.dump(model, name=name, mode="module+api"), torch.no_grad():
-            model(x)
-    (finding,) = ld.compare("golden", "mine").findings
+    (finding,) = compared(Shifted(), ShiftedOnce(), x, mode="module+api").findings
     assert "only golden calls" not in finding.evidence
     assert "Torch.add in golden is made with " in finding.evidence
     assert "which mine does not take there" in finding.evidence

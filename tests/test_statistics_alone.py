@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import llmdebug_nb as ld
+import recordings
 from llmdebug_nb.comparison.choices import moved, moved_norm, near_ties
 from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core import constants
@@ -45,15 +46,12 @@ def decoder(kind: str, attention: str, dtype=torch.float32, seed: int = 0):
 
 
 def compared(golden, mine, change=None, mode=("module", "api")):
-    runs = []
     ids = torch.randint(3, 128, (2, 64), generator=torch.Generator().manual_seed(7))
-    for name, model in (("golden", golden), ("mine", mine)):
-        if change is not None and name == "mine":
-            change(model)
-        dump = ld.dump(model, name=name, tokens="all", mode=mode, stats_only=True)
-        with dump as run, torch.no_grad():
-            model(ids, use_cache=False)
-        runs.append(run)
+    if change is not None:
+        change(mine)
+    options = {"mode": mode, "stats_only": True}
+    with torch.no_grad():
+        runs = recordings.recorded_both(golden, mine, lambda m: m(ids, use_cache=False), **options)
     return ld.compare(*runs, progress=False)
 
 
@@ -91,19 +89,21 @@ def test_statistics_of_another_batch_are_not_compared_and_the_reason_is_told():
 
 @pytest.mark.parametrize("padded", [True, False])
 def test_what_statistics_cover_besides_tokens_is_told(padded):
-    runs = []
     ids = torch.arange(3, 27).view(2, 12)
     mask = torch.ones_like(ids)
+    golden, mine = (decoder("Llama", attention) for attention in ("eager", "sdpa"))
     if padded:
         mask[1, :4] = 0
-    for name, attention in (("golden", "eager"), ("mine", "sdpa")):
-        model = decoder("Llama", attention)
-        if not padded and name == "mine":
-            model.model.layers[2].self_attn.o_proj.weight.data *= 1.1
-        with ld.dump(model, name=name, stats_only=True) as run, torch.no_grad():
+    else:
+        mine.model.layers[2].self_attn.o_proj.weight.data *= 1.1
+
+    def work(model):
+        with torch.no_grad():
             model(ids, attention_mask=mask, use_cache=False)
-        runs.append(run)
-    report = ld.compare(*runs, progress=False)
+
+    report = ld.compare(
+        *recordings.recorded_both(golden, mine, work, stats_only=True), progress=False
+    )
     assert report.verdict == "diverged"
     told = [line for line in report.notes() if line.startswith("Padding")]
     assert bool(told) is padded
@@ -158,14 +158,8 @@ class Masked(nn.Module):
 
 
 def test_masked_scores_are_not_taken_for_equal_and_random_numbers_are_told():
-    runs = []
-    for name in ("golden", "mine"):
-        with ld.dump(
-            model := Masked(), name=name, tokens="all", mode="api", stats_only=True
-        ) as run:
-            model(torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(0)))
-        runs.append(run)
-    report = ld.compare(*runs, progress=False)
+    x = torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(0))
+    report = recordings.compared(Masked(), Masked(), x, mode="api", stats_only=True)
     assert report.verdict == "nondeterministic", report.summary()
     assert Rule.MASK_ALONE in {d.rule for d in report.differences}
 

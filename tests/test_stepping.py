@@ -10,7 +10,6 @@ import time
 
 import pytest
 import torch
-from IPython.core.interactiveshell import InteractiveShell
 from torch import nn
 
 import llmdebug_nb as ld
@@ -71,16 +70,24 @@ def test_inputs_and_outputs_of_a_halted_call_are_shown_beside_golden(broken):
     assert data["text/plain"] == repr(stop)
 
 
-@pytest.mark.parametrize("make", [
+class Makes(nn.Module):
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def forward(self, x):
+        return self.make(x)
+
+
+of_any_kind = pytest.mark.parametrize("make", [
     lambda x: x.to(torch.float8_e4m3fn), lambda x: x.to_sparse(), lambda x: x > 0, lambda x: x[:0],
         lambda x: x + 1j,
 ])  # fmt: skip
-def test_without_golden_the_explorer_is_of_the_live_tensors_of_any_kind(make):
-    class Makes(nn.Module):
-        def forward(self, x):
-            return make(x)
 
-    model = nn.Sequential(Makes())
+
+@of_any_kind
+def test_without_golden_the_explorer_is_of_the_live_tensors_of_any_kind(make):
+    model = nn.Sequential(Makes(make))
     stepper = ld.step(model, at="0", mode="module")
     stop = stepper.start(lambda: model(torch.ones(2)))
     view = stop.view()
@@ -112,27 +119,16 @@ def test_it_halts_at_the_first_divergence_from_golden_with_both_tensors_at_hand(
     ],
 )
 def test_it_halts_at_the_first_values_that_are_so(when, plant, says):
-    class Plants(nn.Module):
-        def forward(self, x):
-            return x * plant
-
-    model = nn.Sequential(nn.Identity(), Plants(), nn.Identity())
+    model = nn.Sequential(nn.Identity(), Makes(lambda x: x * plant), nn.Identity())
     stepper = ld.step(model, when=when, mode="module")
     stop = stepper.start(lambda: model(torch.ones(2)))
     assert (stop.path, says in stop.why) == ("1", True)
     to_the_end(stepper)
 
 
-@pytest.mark.parametrize("make", [
-    lambda x: x.to(torch.float8_e4m3fn), lambda x: x.to_sparse(), lambda x: x > 0, lambda x: x[:0],
-        lambda x: x + 1j,
-])  # fmt: skip
+@of_any_kind
 def test_whatever_a_call_gives_can_be_shown_and_tested(make):
-    class Makes(nn.Module):
-        def forward(self, x):
-            return make(x)
-
-    model = nn.Sequential(Makes())
+    model = nn.Sequential(Makes(make))
     stepper = ld.step(model, when="nan", mode="module")
     assert stepper.start(lambda: model(torch.ones(2))) is None
     assert stepper.run.meta["problems"] == {}
@@ -393,14 +389,9 @@ def test_a_command_that_does_not_exist_or_comes_at_the_wrong_time_is_refused(gol
 
 
 @pytest.fixture
-def shell(golden, broken):
-    InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance()
-    shell.run_line_magic("load_ext", "llmdebug_nb")
-    shell.user_ns.update(model=broken, ids=prompt(), torch=torch)
-    yield shell
-    shell.run_line_magic("unload_ext", "llmdebug_nb")
-    InteractiveShell.clear_instance()
+def shell(ipython, golden, broken):
+    ipython.user_ns.update(model=broken, ids=prompt(), torch=torch)
+    return ipython
 
 
 def _cell(shell, capsys, text):

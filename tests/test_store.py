@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -33,6 +34,7 @@ from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store import payload_files, process, reader
 from llmdebug_nb.store.writer import Writer, create_run
 from models import generate, llama, prompt
+from recordings import add_process, change_index
 
 
 def _row(number=0, path="a", dtype="float32", shape="[2, 3]", **more):
@@ -77,15 +79,8 @@ def test_a_frame_is_these_bytes():
 
 
 def test_a_frame_of_a_part_holds_its_shape_and_the_figures_of_the_whole():
-    figures = {
-        "min": -1.0,
-        "max": float("inf"),
-        "mean": float("nan"),
-        "l2norm": 2.5,
-        "nan": 1,
-        "inf": 1,
-        "zero": 0,
-    }
+    figures = {"min": -1.0, "max": math.inf, "mean": math.nan, "l2norm": 2.5}
+    figures |= {"nan": 1, "inf": 1, "zero": 0}
     header = fmt.encode_header(_row(7, kept="slice[0,:2]", kept_shape="[2]", **figures), 8)
     text = (
         '{"__metadata__":{"record":"[7,0,\\"a\\",0,\\"forward\\",\\"output\\",\\"0\\",'
@@ -432,13 +427,14 @@ def _copy(recorded, tmp_path):
         (lambda p: (_process(p) / fmt.INDEX).write_bytes(
             (_process(p) / fmt.INDEX).read_bytes()[:3000]), "damaged|can't be read"),
         (lambda p: (_process(p) / fmt.INDEX).unlink(), "no recording"),
-        (lambda p: _sql(p, "DROP TABLE scalars"), "the table scalars is missing"),
-        (lambda p: _sql(p, "CREATE VIEW evil AS SELECT 1"), "the view 'evil' is none of"),
-        (lambda p: _sql(p, "CREATE TRIGGER evil AFTER INSERT ON meta BEGIN DELETE FROM meta; END"),
-            "the trigger 'evil' is none of"),
-        (lambda p: _sql(p, "UPDATE meta SET value = 'nonsense'"), "damaged"),
-        (lambda p: _sql(p, "UPDATE meta SET value = '[]' WHERE key = 'bytes'"), "damaged"),
-        (lambda p: _sql(p, "UPDATE records SET min = 'x'"), "Expected `float"),
+        (lambda p: change_index(p, "DROP TABLE scalars"), "the table scalars is missing"),
+        (lambda p: change_index(p, "CREATE VIEW evil AS SELECT 1"), "the view 'evil' is none of"),
+        (lambda p: change_index(
+            p, "CREATE TRIGGER evil AFTER INSERT ON meta BEGIN DELETE FROM meta; END"
+        ), "the trigger 'evil' is none of"),
+        (lambda p: change_index(p, "UPDATE meta SET value = 'nonsense'"), "damaged"),
+        (lambda p: change_index(p, "UPDATE meta SET value = '[]' WHERE key = 'bytes'"), "damaged"),
+        (lambda p: change_index(p, "UPDATE records SET min = 'x'"), "Expected `float"),
     ],
 )  # fmt: skip
 def test_a_damaged_dump_is_refused_in_one_line(recorded, tmp_path, damage, message):
@@ -447,12 +443,6 @@ def test_a_damaged_dump_is_refused_in_one_line(recorded, tmp_path, damage, messa
     with pytest.raises(ld.errors.CorruptDumpError, match=message) as error:
         ld.open_run(path).to_pandas()
     assert "\n" not in str(error.value)
-
-
-def _sql(path: Path, sql: str) -> None:
-    with sqlite3.connect(_process(path) / fmt.INDEX) as db:
-        db.executescript(sql)
-    db.close()
 
 
 @pytest.mark.parametrize(
@@ -470,7 +460,7 @@ def _sql(path: Path, sql: str) -> None:
 )
 def test_lying_fields_are_refused_before_anything_is_allocated(recorded, tmp_path, sql):
     path = _copy(recorded, tmp_path)
-    _sql(path, sql)
+    change_index(path, sql)
     with pytest.raises(ld.errors.CorruptDumpError):
         ld.open_run(path).tensor("lm_head")
 
@@ -582,12 +572,8 @@ def test_a_run_of_modules_and_a_foreign_dump_have_no_operators(recorded, tmp_pat
 
 
 def test_operators_of_several_processes_keep_their_own_stacks(with_operators):
-    second = with_operators.path / "rank1_99999"
-    shutil.copytree(_process(with_operators), second)
-    with sqlite3.connect(second / fmt.INDEX) as db:
-        db.execute("UPDATE meta SET value = '1' WHERE key = 'rank'")
-        db.execute("UPDATE sources SET frames = '[\"elsewhere.py:1 f\"]' WHERE idx = 0")
-    db.close()
+    second = add_process(with_operators.path, "rank1_99999")
+    change_index(second, "UPDATE sources SET frames = '[\"elsewhere.py:1 f\"]' WHERE idx = 0")
     run = reader.native(with_operators.path)
     assert list(run.operators()["rank"]) == [0] * 5 + [1] * 5
     assert run.stack(_LINEAR) == _STACK
@@ -663,9 +649,7 @@ def test_stacks_that_could_not_be_written_are_written_with_the_next_rows(tmp_pat
 
 @pytest.mark.parametrize("frames", ["x", "{}", "[1]", "[[]]", "3", "[" * 100_000])
 def test_call_stacks_that_are_none_are_refused(with_operators, frames):
-    with sqlite3.connect(_process(with_operators) / fmt.INDEX) as db:
-        db.execute("UPDATE sources SET frames = ?", (frames,))
-    db.close()
+    change_index(with_operators.path, "UPDATE sources SET frames = ?", frames)
     run = reader.native(with_operators.path)
     for look in (run.operators, lambda: run.stack(_LINEAR)):
         with pytest.raises(ld.errors.CorruptDumpError, match="a call stack is damaged"):
@@ -684,7 +668,7 @@ def test_call_stacks_that_are_none_are_refused(with_operators, frames):
     ],
 )
 def test_operators_of_nonsense_are_shown_or_refused_and_never_a_crash(with_operators, sql):
-    _sql(with_operators.path, sql)
+    change_index(with_operators.path, sql)
     run = reader.native(with_operators.path)
     for look in (run.operators, lambda: run.stack(_LINEAR)):
         with contextlib.suppress(ld.errors.CorruptDumpError, ld.errors.TensorLookupError):
@@ -696,10 +680,7 @@ def test_operators_of_nonsense_are_shown_or_refused_and_never_a_crash(with_opera
 
 def test_several_processes_are_one_run(recorded):
     path, alone = recorded.path, len(recorded)
-    shutil.copytree(_process(path), path / "rank1_99999")
-    with sqlite3.connect(path / "rank1_99999" / fmt.INDEX) as db:
-        db.execute("UPDATE meta SET value = '1' WHERE key = 'rank'")
-    db.close()
+    add_process(path, "rank1_99999")
     run = ld.open_run(path)
     info = run.info()
     assert (info["processes"], info["ranks"], info["records"]) == (2, [0, 1], 2 * alone)
@@ -713,20 +694,8 @@ def test_opening_100_000_records_reads_a_page_and_not_all(tmp_path):
     writer = Writer(run)
     from llmdebug_nb.core.records import RootCall
 
-    rows = [
-        _row(
-            i,
-            path=f"model.layers.{i % 500}",
-            min=0.0,
-            max=1.0,
-            mean=0.5,
-            l2norm=1.0,
-            nan=0,
-            inf=0,
-            zero=0,
-        )
-        for i in range(100_000)
-    ]
+    figures = {"min": 0.0, "max": 1.0, "mean": 0.5, "l2norm": 1.0, "nan": 0, "inf": 0, "zero": 0}
+    rows = [_row(i, path=f"model.layers.{i % 500}", **figures) for i in range(100_000)]
     writer.commit(Batch(records=rows, calls=[RootCall(0)]))
     writer.close({"complete": True})
     read = []

@@ -66,10 +66,6 @@ def net():
     return Net()
 
 
-def against(golden, mine):
-    return ld.compare(golden, mine, progress=False)
-
-
 def clip(model, optimizer, step):
     if step == 1:
         nn.utils.clip_grad_norm_(model.parameters(), 0.01)
@@ -100,7 +96,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_weights_that_were_changed_otherwise_are_blamed(name, mode, tmp_path):
     golden = steps(net(), "golden", tmp_path, mode=mode)
-    report = against(golden, steps(net(), "mine", tmp_path, mode=mode, **WRONG[name]))
+    report = ld.compare(golden, steps(net(), "mine", tmp_path, mode=mode, **WRONG[name]))
     first = report.findings[0]
     assert (report.verdict, first.cause) == ("diverged", UPDATED_OTHERWISE)
     assert first.step == (2 if name in ("clipped", "schedule", "momentum") else 1)
@@ -116,7 +112,7 @@ def test_code_that_is_wrong_from_a_later_step_on_is_blamed(kind, tmp_path):
             model.layers[1][2].forward = nn.functional.softsign
 
     golden = steps(net(), "golden", tmp_path, kind)
-    report = against(golden, steps(net(), "mine", tmp_path, kind, plant))
+    report = ld.compare(golden, steps(net(), "mine", tmp_path, kind, plant))
     first = report.findings[0]
     assert (first.path, first.step) == ("layers.1.2", 2)
     assert first.cause != UPDATED_OTHERWISE
@@ -138,11 +134,11 @@ def test_a_wrong_gradient_is_blamed_first_and_named_where_weights_follow_from_it
     golden = steps(net(), "golden", tmp_path)
     model = net()
     model.layers[0][2].register_forward_hook(lambda module, args, y: Doubled.apply(y))
-    report = against(golden, steps(model, "mine", tmp_path))
+    report = ld.compare(golden, steps(model, "mine", tmp_path))
     assert report.findings[0].step == 0
     assert report.findings[0].cause != UPDATED_OTHERWISE
     assert all(each.cause != UPDATED_OTHERWISE for each in report.findings)  # it follows from that
-    hidden = against(golden, steps(net(), "hidden", tmp_path, act=plant))
+    hidden = ld.compare(golden, steps(net(), "hidden", tmp_path, act=plant))
     assert hidden.findings[0].cause == UPDATED_OTHERWISE  # no gradient that was recorded differs
     assert "gradient of" not in hidden.findings[0].evidence
 
@@ -152,7 +148,7 @@ def test_a_wrong_gradient_is_blamed_first_and_named_where_weights_follow_from_it
 )
 def test_right_optimizers_that_round_otherwise_are_no_difference(options, tmp_path):
     golden = steps(net(), "golden", tmp_path, "AdamW")
-    report = against(golden, steps(net(), "mine", tmp_path, "AdamW", **options))
+    report = ld.compare(golden, steps(net(), "mine", tmp_path, "AdamW", **options))
     assert report.verdict in ("match", "within_noise")
     assert not report.findings
 
@@ -196,7 +192,7 @@ def test_the_last_steps_know_how_their_weights_had_changed(last, tmp_path):
 
     golden, mine = run("golden", 0.1), run("mine", 0.2)
     assert History(golden.index, 0).changed(("head", "weight"), (0, 3))
-    assert against(golden, mine).findings[0].cause == UPDATED_OTHERWISE
+    assert ld.compare(golden, mine).findings[0].cause == UPDATED_OTHERWISE
 
 
 def test_a_model_that_is_first_called_without_gradients_is_followed_too(tmp_path):
@@ -214,7 +210,7 @@ def test_a_model_that_is_first_called_without_gradients_is_followed_too(tmp_path
                     a.data.lerp_(b.data, share)
         return run
 
-    report = against(run("golden", 0.1), run("mine", 0.3))
+    report = ld.compare(run("golden", 0.1), run("mine", 0.3))
     assert report.findings[0].cause == UPDATED_OTHERWISE
     assert report.findings[0].step == 1
 
@@ -237,7 +233,7 @@ def test_an_evaluation_after_training_knows_the_changed_weights(tmp_path):
                 model(torch.arange(4))
         return run
 
-    report = against(run("golden", 0.1), run("mine", 0.2))
+    report = ld.compare(run("golden", 0.1), run("mine", 0.2))
     assert report.findings[0].cause == UPDATED_OTHERWISE
 
 
@@ -310,7 +306,7 @@ def test_an_embedding_that_alone_was_changed_otherwise_is_said_to_be_unsure(tmp_
     again = net()
     again.embed = nn.Embedding(20_000, WIDTH)
     again.load_state_dict(state)
-    first = against(golden, steps(again, "mine", tmp_path, act=leave_out)).findings[0]
+    first = ld.compare(golden, steps(again, "mine", tmp_path, act=leave_out)).findings[0]
     assert (first.path, first.step, first.cause) == ("embed", 1, "introduced or carried over")
     assert "samples can't tell" in first.evidence
 
@@ -332,7 +328,7 @@ def test_a_weight_that_is_noise_excuses_no_other_module(tmp_path):
 
         return steps(model, name, tmp_path, act=act)
 
-    first = against(run("golden", False), run("mine", True)).findings[0]
+    first = ld.compare(run("golden", False), run("mine", True)).findings[0]
     assert (first.path, first.step) == ("layers.1.1", 2)
     assert first.cause != UPDATED_OTHERWISE
 
@@ -345,7 +341,7 @@ def test_a_wrong_update_hides_no_wrong_code_of_a_later_step(tmp_path):
 
     golden = steps(net(), "golden", tmp_path, "AdamW", weight_decay=0.1)
     mine = steps(net(), "mine", tmp_path, "AdamW", act, weight_decay=0.1, rate=0.1001)
-    causes = [(each.path, each.step, each.cause) for each in against(golden, mine).findings]
+    causes = [(each.path, each.step, each.cause) for each in ld.compare(golden, mine).findings]
     assert causes[0] == ("embed", 1, UPDATED_OTHERWISE)
     assert ("embed", 2) in [each[:2] for each in causes[1:]]
 
@@ -362,7 +358,7 @@ def test_a_language_model_with_another_rate_is_blamed_on_its_optimizer(tmp_path)
                 optimizer.zero_grad()
         return run
 
-    report = against(run("golden", 1e-3), run("mine", 2e-3))
+    report = ld.compare(run("golden", 1e-3), run("mine", 2e-3))
     (only,) = report.findings
     assert (only.cause, only.step) == (UPDATED_OTHERWISE, 1)
 
@@ -466,7 +462,7 @@ def trained(name, path, seed, late, factor=1.0):
 @pytest.mark.parametrize("seed", range(4))
 def test_right_trainings_that_round_otherwise_agree_in_later_steps(seed, tmp_path):
     golden, mine = (trained(f"run{late}", tmp_path, seed, bool(late)) for late in (0, 1))
-    report = against(golden, mine)
+    report = ld.compare(golden, mine)
     wrong = [d for d in report.differences if d.verdict == "diverged"]
     assert not wrong, [(str(d.site), d.error, d.limit) for d in wrong]
     # the bias of keys has no gradient but rounding, of which Adam makes steps like any other
@@ -496,7 +492,7 @@ def test_right_trainings_mostly_agree_in_their_statistics_too(tmp_path):
     diverged = []
     for seed in range(8):
         runs = (attention(way, tmp_path / str(seed), way, seed) for way in ("sdpa", "eager"))
-        diverged.append(against(*runs).verdict == "diverged")
+        diverged.append(ld.compare(*runs).verdict == "diverged")
     assert sum(diverged) <= 2
 
 
@@ -518,8 +514,8 @@ def test_statistics_of_an_inference_clear_the_right_and_find_a_factor(
     seed, dtype, factor, tmp_path
 ):
     golden, right = (inference(way, tmp_path, way, seed, dtype) for way in ("sdpa", "eager"))
-    assert against(golden, right).verdict == "within_noise"
-    wrong = against(golden, inference("wrong", tmp_path, "eager", seed, dtype, factor))
+    assert ld.compare(golden, right).verdict == "within_noise"
+    wrong = ld.compare(golden, inference("wrong", tmp_path, "eager", seed, dtype, factor))
     assert wrong.findings[0].path == "model.layers.1.mlp.down_proj"
 
 
@@ -530,10 +526,10 @@ def test_wrong_code_and_a_wrong_optimizer_show_in_statistics(tmp_path):
             attention(way, tmp_path / str(seed), way, seed, factor)
             for way, factor in (("sdpa", 1.0), ("eager", 1.001))
         )
-        first = against(golden, wrong).findings[0]
+        first = ld.compare(golden, wrong).findings[0]
         found.append((first.path, first.step, first.cause != UPDATED_OTHERWISE))
     assert found.count(("model.norm", 2, True)) >= 2
-    rate = against(golden, attention("rate", tmp_path, "eager", 2, rate=1.2e-2)).findings[0]
+    rate = ld.compare(golden, attention("rate", tmp_path, "eager", 2, rate=1.2e-2)).findings[0]
     assert (rate.step, rate.cause) == (1, UPDATED_OTHERWISE)
 
 
@@ -569,7 +565,7 @@ def test_statistics_without_figures_tell_nothing():
 @pytest.mark.parametrize("factor", [1.5, 1.2])  # key biases are noise, which hides less than that
 def test_code_that_is_wrong_later_is_found_in_spite_of_the_noise_of_weights(factor, tmp_path):
     golden, mine = trained("golden", tmp_path, 0, False), trained("mine", tmp_path, 0, True, factor)
-    first = against(golden, mine).findings[0]
+    first = ld.compare(golden, mine).findings[0]
     assert first.step == 2
     assert first.cause != UPDATED_OTHERWISE
 
@@ -602,7 +598,7 @@ def test_weights_that_differ_from_the_start_are_no_update(off, factor, tmp_path)
             for _ in range(2):
                 model(x).sum().backward()
         runs.append(run)
-    findings = against(*runs).findings
+    findings = ld.compare(*runs).findings
     assert bool(findings) == (off > 0 or factor > 1)
     assert all(each.cause != UPDATED_OTHERWISE for each in findings)
 
@@ -622,7 +618,7 @@ def test_several_updates_of_one_step_are_no_ranks(tmp_path):
                     optimizer.zero_grad()
         return run
 
-    first = against(run("golden", 1.0), run("mine", 1.02)).findings[0]
+    first = ld.compare(run("golden", 1.0), run("mine", 1.02)).findings[0]
     assert first.path == "layers.1.1"
     assert first.cause != UPDATED_OTHERWISE
 
@@ -651,7 +647,7 @@ def test_buffers_that_a_module_changes_are_no_update(tmp_path):
 
     golden, mine = run("golden", 0.9), run("mine", 0.8)
     assert {row.slot for row in golden.index.scalars(role=UPDATED)} == {"weight", "bias"}
-    first = against(golden, mine).findings[0]
+    first = ld.compare(golden, mine).findings[0]
     assert "decay is 0.9 in golden and 0.8 in mine" in first.evidence
 
 
@@ -692,13 +688,13 @@ def test_a_first_update_with_a_rate_of_zero_excuses_nothing(tmp_path):
         return plant
 
     golden = steps(net(), "golden", tmp_path, "AdamW", act(1))
-    first = against(golden, steps(net(), "mine", tmp_path, "AdamW", act(1.02))).findings[0]
+    first = ld.compare(golden, steps(net(), "mine", tmp_path, "AdamW", act(1.02))).findings[0]
     assert (first.path, first.step, first.cause) == ("layers.1.1", 1, "introduced")
 
 
 def test_no_script_and_no_line_are_offered_for_weights_that_were_not_kept(tmp_path):
     golden = steps(net(), "golden", tmp_path)
-    report = against(golden, steps(net(), "mine", tmp_path, rate=0.2))
+    report = ld.compare(golden, steps(net(), "mine", tmp_path, rate=0.2))
     (only,) = report.findings
     assert (only.cause, only.repro, only.relation) == (UPDATED_OTHERWISE, None, "")
     with pytest.raises(StoreError, match="its weights had changed"):

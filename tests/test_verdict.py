@@ -25,7 +25,7 @@ from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.store.expectation import Expectation
 from models import generate, gpt2, llama, mixtral, prompt, qwen2
-from recordings import AGREED, scaled
+from recordings import AGREED, compared, scaled
 
 SEEDS = (0, 1, 2)
 MODELS = {"llama": llama, "gpt2": gpt2, "qwen2": qwen2}
@@ -124,10 +124,8 @@ def test_a_token_chosen_otherwise_at_a_near_tie_is_no_bug():
         def __init__(self, nudge):
             super().__init__()
             torch.manual_seed(0)
-            self.embed, self.nudge = (
-                nn.Embedding(8, 16),
-                [nudge],
-            )  # no plain attribute: that would be blamed
+            self.embed = nn.Embedding(8, 16)
+            self.nudge = [nudge]  # no plain attribute: that would be blamed
 
         def forward(self, ids):
             x = self.embed(ids)[:, -1:]
@@ -215,12 +213,8 @@ def test_a_wrong_eps_is_found_behind_another_attention_kernel(architecture, seed
 def test_four_percent_in_bfloat16_against_float32_are_diverged(architecture, seed):
     model = MODELS[architecture](seed)
     path = _act(model)
-    assert (
-        _blamed(
-            _changed(model, lambda m: (scaled(path, 1.04)(m), m.to(torch.bfloat16)), tokens="0")
-        )
-        == path
-    )
+    report = _changed(model, lambda m: (scaled(path, 1.04)(m), m.to(torch.bfloat16)), tokens="0")
+    assert _blamed(report) == path
 
 
 def test_an_embedding_scale_rounded_to_bfloat16_is_diverged_though_below_one_eps():
@@ -233,13 +227,8 @@ def test_an_embedding_scale_rounded_to_bfloat16_is_diverged_though_below_one_eps
         def forward(self, ids):
             return self.embed(ids) * self.factor
 
-    runs = []
-    for name, factor in (("golden", 55.4256), ("mine", 55.5)):
-        model = Scaled(factor)
-        with ld.dump(model, name=name) as run:
-            model(prompt(20, vocabulary=50))
-        runs.append(run)
-    (row,) = [d for d in _compare(*runs).differences if d.verdict == "diverged"]
+    report = compared(Scaled(55.4256), Scaled(55.5), prompt(20, vocabulary=50))
+    (row,) = [d for d in report.differences if d.verdict == "diverged"]
     assert row.rule is Rule.TOO_EVEN
     assert row.metrics["relative_euclidean_distance"] < 2.0**-7
 
@@ -524,12 +513,8 @@ def _lm_head_off_by(factor, dtype=torch.float32):
 def test_fixed_limits_apply_to_matching_paths_and_the_report_says_so():
     golden, mine = _lm_head_off_by(1.01)
     assert _compare(golden, mine).verdict == "diverged"
-    assert (
-        _compare(
-            golden, mine, limits={"lm_head": {"cosine": 0.999}, "": {"relative_l2": 0.02}}
-        ).verdict
-        == "within_noise"
-    )
+    limits = {"lm_head": {"cosine": 0.999}, "": {"relative_l2": 0.02}}
+    assert _compare(golden, mine, limits=limits).verdict == "within_noise"
     report = _compare(
         golden, mine, limits={"*": {"relative_l2": 0.02}, "lm_head": {"relative_l2": 0.005}}
     )
@@ -686,16 +671,8 @@ def test_limits_calibration_and_metrics_on_the_command_line(tmp_path, capsys):
     )
     assert main(["compare", golden, mine]) == 1
     metric = f"{tmp_path / 'm.py'}:off"
-    options = [
-        "--limits",
-        str(tmp_path / "l.yaml"),
-        "--calibrate",
-        golden,
-        "--metric",
-        metric,
-        "-o",
-        str(tmp_path / "o.csv"),
-    ]
+    options = ["--limits", str(tmp_path / "l.yaml"), "--calibrate", golden]
+    options += ["--metric", metric, "-o", str(tmp_path / "o.csv")]
     assert main(["compare", golden, mine, *options]) == 0
     assert "fixed by l.yaml for" in capsys.readouterr().out
     assert ",off," in (tmp_path / "o.csv").read_text(encoding="utf-8").splitlines()[0]
@@ -745,10 +722,8 @@ def test_one_operator_in_bfloat16_is_no_excuse_for_bfloat16s_rounding():
 
 
 def test_a_finer_dtype_in_some_tensors_of_mine_is_noise():
-    assert (
-        _compare(_blocks("golden", coarse=range(4)), _blocks("mine", coarse=[0, 1, 3])).verdict
-        == "within_noise"
-    )
+    report = _compare(_blocks("golden", coarse=range(4)), _blocks("mine", coarse=[0, 1, 3]))
+    assert report.verdict == "within_noise"
 
 
 class _Added(nn.Module):
@@ -843,6 +818,7 @@ def test_memory_that_was_not_written_to_is_not_compared():
     class Empty(nn.Module):
         def __init__(self, junk):
             super().__init__()
+            torch.manual_seed(0)
             self.linear, self.junk = nn.Linear(4, 4), junk
 
         def forward(self, x):
@@ -850,14 +826,7 @@ def test_memory_that_was_not_written_to_is_not_compared():
             room.numpy()[:] = self.junk  # stands for what happens to lie there
             return self.linear(torch.neg(x, out=room))
 
-    runs = []
-    for name, junk in (("golden", 1.0), ("mine", 2.0)):
-        torch.manual_seed(0)
-        model = Empty(junk)
-        with ld.dump(model, name=name, mode="module+aten") as run, torch.no_grad():
-            model(torch.ones(2, 4))
-        runs.append(run)
-    report = _compare(*runs)
+    report = compared(Empty(1.0), Empty(2.0), torch.ones(2, 4), mode="module+aten")
     assert report.verdict in AGREED, report.first_divergence
 
 
@@ -879,16 +848,10 @@ def test_statistics_alone_and_parts_are_judged_by_the_same_limits():
         broken = copy.deepcopy(model)
         scaled("model.layers.1.mlp.act_fn", 1.001)(broken)
         assert _compare(golden, same).verdict == "match"
-        assert (
-            _blamed(_compare(golden, _record(broken, "mine", **options)))
-            == "model.layers.1.mlp.act_fn"
-        )
+        report = _compare(golden, _record(broken, "mine", **options))
+        assert _blamed(report) == "model.layers.1.mlp.act_fn"
 
 
 def test_nothing_to_compare_in_an_empty_tensor():
-    module, runs = nn.Linear(4, 4), []
-    for name in ("golden", "mine"):
-        with ld.dump(module, name=name) as run:
-            module(torch.ones(0, 4))
-        runs.append(run)
-    assert _compare(*runs).verdict == "match"
+    module = nn.Linear(4, 4)
+    assert compared(module, module, torch.ones(0, 4)).verdict == "match"

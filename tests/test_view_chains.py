@@ -20,7 +20,7 @@ from llmdebug_nb.core.places import shown
 from llmdebug_nb.core.records import View
 from llmdebug_nb.store import format as fmt
 from models import generate, llama
-from recordings import record
+from recordings import change_index, record
 
 
 class Heads(nn.Module):
@@ -136,9 +136,7 @@ def test_each_chain_is_stored_once():
 @pytest.mark.parametrize("text", ["x", "3", "[[1]]", '[["a","b",3]]', '[["a"]]', "[" * 100_000])
 def test_a_chain_that_is_none_is_refused(text):
     run = _run()
-    with sqlite3.connect(next(run.path.glob("rank*")) / fmt.INDEX) as db:
-        db.execute("UPDATE views SET chain = ?", (text,))
-    db.close()
+    change_index(run.path, "UPDATE views SET chain = ?", text)
     with pytest.raises(ld.errors.CorruptDumpError, match="the views of a record are damaged"):
         list(ld.open_run(run.path).records())
 

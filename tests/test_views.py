@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 from collections import Counter
@@ -29,22 +28,20 @@ from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.show.tables import EVERYTHING
 from llmdebug_nb.show.tree import Tree
 from models import generate, gpt2, llama, prompt, t5
+from recordings import recorded, recorded_both, scaled
+from view_requests import locate_request, row_request, rows_request, view_request
 
 BROKEN = "model.layers.1.mlp.act_fn"
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    model = llama()
-    broken = copy.deepcopy(model)
-    broken.get_submodule(BROKEN).register_forward_hook(lambda module, args, out: out * 1.01)
-    found = []
-    for name, each in (("golden", model), ("mine", broken)):
-        with ld.dump(each, name=name, tokens="0-2", path=tmp_path_factory.mktemp(name)) as run:
-            each(prompt())
-            generate(each, new=4)
-        found.append(run)
-    return found
+    golden, mine = llama(), llama()
+    scaled(BROKEN, 1.01)(mine)
+    folder = tmp_path_factory.mktemp("runs")
+    return recorded_both(
+        golden, mine, lambda m: (m(prompt()), generate(m, new=4)), tokens="0-2", path=folder
+    )
 
 
 @pytest.fixture(scope="module", params=["run", "report"])
@@ -67,31 +64,13 @@ def ask(view):
 
 
 def _rows(ask, **changes):
-    return ask(
-        "rows",
-        **{
-            "step": -1,
-            "node": -1,
-            "mismatch": False,
-            "text": "",
-            "every": False,
-            "sort": "",
-            "descending": False,
-            "start": 0,
-            "n": 1000,
-            **changes,
-        },
-    )
+    return ask(**rows_request(**changes))
 
 
 def test_the_overview_marks_warm_ups_and_counts_rows(ask, runs):
     overview = ask("overview")
-    assert [s["label"] for s in overview["steps"]] == [
-        "warmup -1",
-        "0 prefill",
-        "1 decode",
-        "2 decode",
-    ]
+    labels = [step["label"] for step in overview["steps"]]
+    assert labels == ["warmup -1", "0 prefill", "1 decode", "2 decode"]
     assert sum(s["rows"] for s in overview["steps"]) == overview["rows"] == len(runs[0])
 
 
@@ -246,28 +225,19 @@ def test_the_dataflow_is_walked_both_ways(ask):
 def test_each_edge_of_a_run_is_a_link_from_both_ends(runs):
     view = RunView(runs[0])
     details = [view.detail({"op": "detail", "row": record.id}) for record in runs[0].records()]
-    taken = {
-        (d["row"]["id"], link["row"])
-        for d in details
-        for f in d["flow"]
-        if f["relation"] == "consumers"
-        for link in f["links"]
-    }
-    assert taken == {(d["producer"], d["row"]["id"]) for d in details if d["producer"] >= 0}
-    made = {
-        (d["row"]["id"], link["row"])
-        for d in details
-        for f in d["flow"]
-        if f["relation"] == "outputs"
-        for link in f["links"]
-    }
-    assert {(b, a) for a, b in made} == {
-        (d["row"]["id"], link["row"])
-        for d in details
-        for f in d["flow"]
-        if f["relation"] == "inputs"
-        for link in f["links"]
-    }
+
+    def links(relation):
+        return {
+            (d["row"]["id"], link["row"])
+            for d in details
+            for f in d["flow"]
+            if f["relation"] == relation
+            for link in f["links"]
+        }
+
+    produced = {(d["producer"], d["row"]["id"]) for d in details if d["producer"] >= 0}
+    assert links("consumers") == produced
+    assert {(b, a) for a, b in links("outputs")} == links("inputs")
 
 
 class Fan(torch.nn.Module):
@@ -308,18 +278,7 @@ def test_a_tensor_that_is_taken_often_has_a_few_links_and_their_count():
 
 def test_the_same_tensor_over_all_steps_leads_to_its_record_at_each(view, runs):
     wanted = {"path": BROKEN, "role": "output"}
-    request = {
-        "op": "rows",
-        "step": -1,
-        "node": -1,
-        "mismatch": False,
-        "text": BROKEN,
-        "every": False,
-        "sort": "",
-        "descending": False,
-        "start": 0,
-        "n": 999,
-    }
+    request = rows_request(text=BROKEN)
     rows = [r for r in view.rows(request)["rows"] if {name: r[name] for name in wanted} == wanted]
     assert [r["step"] for r in rows] == [0, 1, 2, 3]
     lines = {
@@ -390,17 +349,7 @@ def test_figures_filter_rows_as_the_recorded_summaries_say(ask, view, runs, text
         row for row in everything if any(passes(summary) for summary in _summaries(runs, view, row))
     ]
     assert [row["id"] for row in _rows(ask, text=text)["rows"]] == wanted
-    found = ask(
-        "locate",
-        row=-1,
-        delta=1,
-        node=-1,
-        mismatch=False,
-        text=text,
-        every=False,
-        sort="",
-        descending=False,
-    )["row"]
+    found = ask(**locate_request(-1, 1, text=text))["row"]
     assert (found and found["id"]) == (wanted[0] if wanted else None)
 
 
@@ -408,33 +357,18 @@ def test_figures_filter_rows_as_the_recorded_summaries_say(ask, view, runs, text
 def poisoned():
     """Two runs of a model that makes NaN and infinities, in other places in each run."""
     given = torch.tensor([[0.0, 1.0, -4.0, 0.5]])
-    found = []
-    for name, shift in (("golden", 0.0), ("mine", 4.0)):
-        model = torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU())
-        model[1].register_forward_hook(
+    models = []
+    for shift in (0.0, 4.0):
+        models.append(torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU()))
+        models[-1][1].register_forward_hook(
             lambda module, args, out, shift=shift: torch.log(args[0] + shift)
         )
-        with ld.dump(model, name=name) as run:
-            model(given)
-        found.append(run)
-    return found
+    return recorded_both(*models, lambda model: model(given))
 
 
 def test_nan_and_inf_are_found_on_either_side_of_a_pair_and_have_no_size(poisoned):
     def listed(view, text):
-        request = {
-            "op": "rows",
-            "step": -1,
-            "node": -1,
-            "mismatch": False,
-            "text": text,
-            "every": False,
-            "sort": "",
-            "descending": False,
-            "start": 0,
-            "n": 99,
-        }
-        return {(row["path"], row["role"]) for row in view.rows(request)["rows"]}
+        return {(row["path"], row["role"]) for row in view.rows(rows_request(text=text))["rows"]}
 
     golden, mine = map(RunView, poisoned)  # log(-4) is NaN, log(0) is -inf
     made = {("1", "output"), ("", "output")}
@@ -449,51 +383,11 @@ def test_nan_and_inf_are_found_on_either_side_of_a_pair_and_have_no_size(poisone
 
 @pytest.mark.parametrize("text", ["lm_head >", "abs>x", "<1e-", ">nan", "size>3", "<lambda>"])
 def test_a_filter_that_makes_no_sense_says_so_and_hides_nothing_behind_an_empty_list(view, text):
-    page = view.rows(
-        {
-            "op": "rows",
-            "step": -1,
-            "node": -1,
-            "mismatch": False,
-            "text": text,
-            "every": False,
-            "sort": "",
-            "descending": False,
-            "start": 0,
-            "n": 9,
-        }
-    )
+    page = view.rows(rows_request(text=text))
     assert (page["total"], page["rows"]) == (0, [])
     assert repr(text.split()[-1]) in page["problem"]
-    assert (
-        view.row(
-            {
-                "op": "row",
-                "row": 3,
-                "node": -1,
-                "mismatch": False,
-                "text": text,
-                "every": False,
-                "sort": "",
-                "descending": False,
-            }
-        )["index"]
-        == -1
-    )
-    answer, _ = Bridge(view).answer(
-        {
-            "op": "locate",
-            "re": 1,
-            "row": -1,
-            "delta": 1,
-            "node": -1,
-            "mismatch": False,
-            "text": text,
-            "every": False,
-            "sort": "",
-            "descending": False,
-        }
-    )
+    assert view.row(row_request(3, text=text))["index"] == -1
+    answer, _ = Bridge(view).answer({**locate_request(-1, 1, text=text), "re": 1})
     assert "can't read the filter" in answer["error"]
 
 
@@ -501,49 +395,16 @@ def test_next_and_previous_walk_the_whole_list_there_and_back(ask):
     ids = [row["id"] for row in _rows(ask)["rows"]]
     seen, row = [], -1
     while True:
-        found = ask(
-            "locate",
-            row=row,
-            delta=1,
-            node=-1,
-            mismatch=False,
-            text="",
-            every=False,
-            sort="",
-            descending=False,
-        )
+        found = ask(**locate_request(row, 1))
         if found["row"] is None:
             break
         row = found["row"]["id"]
         seen.append(row)
         assert _rows(ask, step=found["row"]["step"])["rows"][found["index"]]["id"] == row
     assert seen == ids
-    last = ask(
-        "locate",
-        row=-1,
-        delta=-1,
-        node=-1,
-        mismatch=False,
-        text="",
-        every=False,
-        sort="",
-        descending=False,
-    )["row"]["id"]
+    last = ask(**locate_request(-1, -1))["row"]["id"]
     assert last == ids[-1]
-    assert (
-        ask(
-            "locate",
-            row=last,
-            delta=-1,
-            node=-1,
-            mismatch=False,
-            text="",
-            every=False,
-            sort="",
-            descending=False,
-        )["row"]["id"]
-        == ids[-2]
-    )
+    assert ask(**locate_request(last, -1))["row"]["id"] == ids[-2]
 
 
 def test_detail_names_axes_code_and_producer(ask, runs):
@@ -566,45 +427,17 @@ def test_detail_names_axes_code_and_producer(ask, runs):
     )
     detail = ask("detail", row=norm["id"])
     assert detail["producer_label"].startswith("model.embed_tokens output[0]")
-    assert (
-        ask(
-            "row",
-            row=detail["producer"],
-            node=-1,
-            mismatch=False,
-            text="",
-            every=False,
-            sort="",
-            descending=False,
-        )["row"]["path"]
-        == "model.embed_tokens"
-    )
+    producer = ask(**row_request(detail["producer"]))["row"]
+    assert producer["path"] == "model.embed_tokens"
 
 
 def test_a_window_holds_the_values_themselves_when_it_is_small(ask, runs):
     row = next(
         r for r in _rows(ask, step=1)["rows"] if r["path"] == "lm_head" and r["role"] == "output"
     )
-    view, (buffer,) = ask(
-        "view",
-        row=row["id"],
-        which="golden",
-        axes=[1, 2],
-        fixed=[0, 0, 0],
-        y0=0,
-        x0=4,
-        y1=1,
-        x1=9,
-        size=64,
-    )
-    assert (view["h"], view["w"], view["fy"], view["fx"], view["rows"], view["cols"]) == (
-        1,
-        5,
-        1,
-        1,
-        1,
-        96,
-    )
+    view, (buffer,) = ask(**view_request(row["id"], x0=4, y1=1, x1=9, size=64))
+    shown = [view[name] for name in ("h", "w", "fy", "fx", "rows", "cols")]
+    assert shown == [1, 5, 1, 1, 1, 96]
     got = np.frombuffer(buffer, "<f4")
     assert np.array_equal(got, runs[0].tensor("lm_head", as_numpy=True)[0, 0, 4:9])
     counts = ask("histogram", row=row["id"], which="golden", bins=10)
@@ -612,45 +445,17 @@ def test_a_window_holds_the_values_themselves_when_it_is_small(ask, runs):
 
 
 @pytest.mark.parametrize(
-    ("op", "request_", "says"),
+    ("request_", "says"),
     [
-        ("detail", {"row": 1 << 50}, "no"),
-        ("children", {"parent": 0, "start": 0, "n": "x"}, "Expected `int`"),
-        (
-            "rows",
-            {
-                "step": -1,
-                "node": 1 << 40,
-                "mismatch": False,
-                "text": "",
-                "every": False,
-                "sort": "",
-                "descending": False,
-                "start": 0,
-                "n": 9,
-            },
-            "no node",
-        ),
-        (
-            "view",
-            {
-                "row": 5,
-                "which": "golden",
-                "axes": [7, 8],
-                "fixed": [],
-                "y0": 0,
-                "x0": 0,
-                "y1": 0,
-                "x1": 0,
-                "size": 9,
-            },
-            "axes",
-        ),
-        ("nosuch", {}, "unknown op"),
+        ({"op": "detail", "row": 1 << 50}, "no"),
+        ({"op": "children", "parent": 0, "start": 0, "n": "x"}, "Expected `int`"),
+        (rows_request(node=1 << 40), "no node"),
+        (view_request(5, axes=[7, 8], fixed=[]), "axes"),
+        ({"op": "nosuch"}, "unknown op"),
     ],
 )
-def test_requests_that_make_no_sense_are_answered_with_an_error(view, op, request_, says):
-    answer, _ = Bridge(view).answer({"op": op, "re": 3, **request_})
+def test_requests_that_make_no_sense_are_answered_with_an_error(view, request_, says):
+    answer, _ = Bridge(view).answer({**request_, "re": 3})
     assert says in answer["error"]
     assert answer["re"] == 3
 
@@ -667,30 +472,12 @@ def test_a_report_leads_to_the_blamed_row_and_its_mismatches(runs):
     assert row["sides"][2]["l2norm"] == pytest.approx(
         next(m["value"] for m in row["metrics"] if m["name"] == "euclidean_distance")
     )
-    mismatches = view.rows(
-        {
-            "op": "rows",
-            "step": -1,
-            "node": -1,
-            "mismatch": True,
-            "text": "",
-            "every": False,
-            "sort": "",
-            "descending": False,
-            "start": 0,
-            "n": 1000,
-        }
-    )
+    mismatches = view.rows(rows_request(mismatch=True))
     assert {r["verdict"] for r in mismatches["rows"]} == {"diverged"}
-    cells = {
-        which: view.view(
-            {"op": "view", "row": finding["row"], "which": which, "axes": [1, 2], "fixed": [0, 0,
-                0], "y0": 0, "x0": 0, "y1": 0, "x1": 0, "size": 512}
-        )[1][0]
-        for which in ("golden", "mine", "difference")
-    }  # fmt: skip
     golden, mine, difference = (
-        np.frombuffer(cells[which], "<f4").astype(float)
+        np.frombuffer(view.view(view_request(finding["row"], which=which))[1][0], "<f4").astype(
+            float
+        )
         for which in ("golden", "mine", "difference")
     )
     assert np.allclose(mine - golden, difference, atol=1e-7)
@@ -777,29 +564,9 @@ def test_each_head_is_the_slice_that_the_heat_map_would_show(shape, order, size,
 
 
 def test_heads_come_in_one_answer_of_bounded_size(view):
-    rows = view.rows(
-        {
-            "op": "rows",
-            "step": -1,
-            "node": -1,
-            "mismatch": False,
-            "text": "lm_head out",
-            "every": False,
-            "sort": "",
-            "descending": False,
-            "start": 0,
-            "n": 1,
-        }
-    )
-    request = {
-        "op": "heads",
-        "row": rows["rows"][0]["id"],
-        "which": "golden",
-        "axis": 2,
-        "first": 0,
-        "axes": [0, 1],
-        "fixed": [0, 0, 0],
-    }
+    [row] = view.rows(rows_request(text="lm_head out", n=1))["rows"]
+    request = {"op": "heads", "row": row["id"], "which": "golden", "axis": 2, "first": 0}
+    request |= {"axes": [0, 1], "fixed": [0, 0, 0]}
     for first, count in ((0, 64), (64, 32), (1000, 0)):
         answer, (buffer,) = view.heads({**request, "first": first, "size": 1000})
         assert (answer["first"], answer["count"], answer["total"]) == (min(first, 96), count, 96)
@@ -905,12 +672,7 @@ def test_each_cell_holds_the_worst_row_of_its_layer_and_step(rows):
         Node("layers.1.attn", "attn", "A", 4),
         Node("head", "head", "H", 0),
     ]
-    differences = [
-        Difference(i, Pair(Record(i, Site(path, step=step), i, "op", Summary("float32", (1,))),
-            None, ""), verdict, error, limit)
-        for i, (path, step, verdict, error, limit) in enumerate(rows)
-    ]  # fmt: skip
-    found = layer_errors(Tree(nodes, Counter(), Counter()), _columns(differences), 4)
+    found = _layers(nodes, 4, [(Site(path, step=step), *judged) for path, step, *judged in rows])
     seen = {}
     for path, step, verdict, error, limit in rows:
         layer = next(
@@ -944,18 +706,24 @@ def test_right_weights_do_not_hide_that_what_a_module_computes_has_no_partner():
     nodes = [Node("", "", "M", -1), Node("head", "head", "H", 0)]
     rows = [("output", 0, "unmatched"), ("weight", 0, "match"), ("weight", 1, "match")]
     rows += [("output", 2, "match"), ("weight", 2, "diverged")]
-    differences = [
-        Difference(i, Pair(Record(i, Site("head", role=role, step=step), i, "H",
-            Summary("float32", (1,))), None, ""), verdict, None, None)
-        for i, (role, step, verdict) in enumerate(rows)
-    ]  # fmt: skip
-    found = layer_errors(Tree(nodes, Counter(), Counter()), _columns(differences), 3)
+    found = _layers(
+        nodes,
+        3,
+        [(Site("head", role=r, step=step), verdict, None, None) for r, step, verdict in rows],
+    )
     assert found.state.tolist() == [[UNMATCHED, MATCH, DIVERGED]]
     assert found.row.tolist() == [[0, 2, 4]]
 
 
-def _columns(differences):
-    return Columns(differences, [d.site.step for d in differences])
+def _layers(nodes, steps, judged):
+    """Return the map of rows: each a site, a verdict, an error and its limit."""
+    summary = Summary("float32", (1,))
+    differences = [
+        Difference(i, Pair(Record(i, site, i, "op", summary), None, ""), *judgement)
+        for i, (site, *judgement) in enumerate(judged)
+    ]
+    columns = Columns(differences, [d.site.step for d in differences])
+    return layer_errors(Tree(nodes, Counter(), Counter()), columns, steps)
 
 
 def _beyond(error, limit):
@@ -996,13 +764,8 @@ def test_the_map_of_a_report_comes_in_one_answer_and_leads_to_the_broken_layer(r
 def test_a_large_map_is_made_quickly_enough_to_be_asked_for():
     nodes = [Node("", "", "M", -1), Node("layers", "layers", "ModuleList", 0)]
     nodes += [Node(f"layers.{n}", str(n), "L", 1) for n in range(100)]
-    summary = Summary("float32", (1,))
-    differences = [
-        Difference(i, Pair(Record(i, Site(f"layers.{i % 100}", step=i // 100), i, "L", summary),
-            None, ""), "match", 0.0, 1.0)
-        for i in range(100_000)
-    ]  # fmt: skip
-    found = layer_errors(Tree(nodes, Counter(), Counter()), _columns(differences), 1000)
+    sites = (Site(f"layers.{i % 100}", step=i // 100) for i in range(100_000))
+    found = _layers(nodes, 1000, [(site, "match", 0.0, 1.0) for site in sites])
     assert found.row.shape == (100, 1000)
     assert np.array_equal(found.row, np.arange(100_000).reshape(1000, 100).T)
     assert (
@@ -1148,27 +911,15 @@ def test_pictures_of_layers_are_drawn_whatever_is_in_them():
         [("$a^", "match", 0.0, 0.0), ("b" * 90, "diverged", float("inf"), 0.0)],
         [("", "diverged", 0.5, 0.1), ("$a^", "within_noise", 0.01, 0.1)],
     ):
-        differences = [
-            Difference(
-                i, Pair(Record(i, Site(path), i, "op", Summary("float32", (1,))), None, ""), *judged
-            )
-            for i, (path, *judged) in enumerate(rows)
-        ]
-        errors = layer_errors(Tree(nodes, Counter(), Counter()), _columns(differences), 2)
+        errors = _layers(nodes, 2, [(Site(path), *judged) for path, *judged in rows])
         assert layer_pictures(errors, ["$0", "1 decode"]).startswith("data:image/png;base64,")
 
 
 def test_sides_that_lie_differently_have_axes_of_their_own_and_worst_elements_of_the_difference():
-    model, ids = llama(), prompt()
-    broken = copy.deepcopy(model)
-    broken.get_submodule(BROKEN).register_forward_hook(lambda module, args, out: out * 1.5)
-    for name, each, tokens in (
-        ("golden", model, torch.cat([ids.flip(1), ids])),
-        ("mine", broken, ids),
-    ):
-        with ld.dump(each, name=name), torch.no_grad():
-            each(tokens)
-    view = ld.compare("golden", "mine").view()
+    golden, mine, ids = llama(), llama(), prompt()
+    scaled(BROKEN, 1.5)(mine)
+    theirs = recorded(golden, torch.cat([ids.flip(1), ids]), name="golden")
+    view = ld.compare(theirs, recorded(mine, ids, name="mine")).view()
     row = view.findings[0].difference.index
     sides = {side["which"]: side for side in view.detail({"op": "detail", "row": row})["sides"]}
     for which, batch in (("golden", 2), ("mine", 1), ("difference", 1)):

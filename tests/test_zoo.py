@@ -77,31 +77,14 @@ def test_what_is_the_same_in_other_words_raises_no_alarm(
 
 
 def test_a_right_answer_counts_and_a_wrong_one_does_not() -> None:
-    right = score.mark(SCALE, ANSWER, "", "diverged", [RIGHT])
-    assert (right.exact, right.top3, right.module, right.step, right.silent) == (
-        True,
-        True,
-        True,
-        True,
-        False,
-    )
-    other_module = RIGHT._replace(path="model.layers.2.mlp")
-    wrong = score.mark(SCALE, ANSWER, "", "diverged", [other_module._replace(step=1), RIGHT])
-    assert (wrong.exact, wrong.top3, wrong.module, wrong.step, wrong.silent) == (
-        False,
-        True,
-        False,
-        False,
-        False,
-    )
-    nothing = score.mark(SCALE, ANSWER, "", "within_noise", [])
-    assert (nothing.exact, nothing.top3, nothing.module, nothing.step, nothing.silent) == (
-        False,
-        False,
-        False,
-        False,
-        True,
-    )
+    def marked(verdict: str, *seen: Seen) -> list[bool]:
+        mark = score.mark(SCALE, ANSWER, "", verdict, list(seen))
+        return [mark.exact, mark.top3, mark.module, mark.step, mark.silent]
+
+    assert marked("diverged", RIGHT) == [True, True, True, True, False]
+    other_module = RIGHT._replace(path="model.layers.2.mlp", step=1)
+    assert marked("diverged", other_module, RIGHT) == [False, True, False, False, False]
+    assert marked("within_noise") == [False, False, False, False, True]
 
 
 def test_the_fourth_finding_does_not_count() -> None:
