@@ -8,7 +8,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import llmdebug_nb as ld
+from llmdebug_nb.align.reasons import Reason
+from llmdebug_nb.causes.judge import RULES
+from llmdebug_nb.comparison.rules import Rule
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "llmdebug_nb"
@@ -173,3 +178,15 @@ def test_every_constant_is_used_and_has_a_derivation():
         if defined.match(line):
             assert set(line.split(" = ")[0].split(", ")) <= used, line
             assert above.startswith("#") or defined.match(above), line
+
+
+@pytest.mark.parametrize("members", [Rule, Reason], ids=lambda kind: kind.__name__)
+def test_every_rule_and_every_reason_is_given_somewhere(members):
+    text = "".join(path.read_text(encoding="utf-8") for path in MODULES)
+    kind = members.__name__
+    assert [m.name for m in members if not re.search(rf"\b{kind}\.{m.name}\b", text)] == []
+
+
+def test_the_rules_that_find_a_cause_have_names_of_their_own_and_say_what_they_hold_for():
+    assert len({rule.__name__ for rule in RULES}) == len(RULES)
+    assert all(rule.__doc__ for rule in RULES)

@@ -79,7 +79,7 @@ class Differences(Sequence[Difference], Tabular):
         """Return a table with one row per difference.
 
         Its columns: the site; ``golden`` and ``mine``, the tensor of each side; dtype, shape and
-        statistics of both sides, metrics, verdict, reason.
+        statistics of both sides, metrics, verdict, the rule that decided it, reason.
         """
         import pandas
 
@@ -107,5 +107,6 @@ def _flat(d: Difference) -> dict[str, Any]:
             row[f"{side}_{name}"] = None if record is None else of(record)
     row |= d.metrics
     row |= {column.name: column.of(d.pair.either, d) for column in JUDGED}
-    row |= {"why": d.pair.why, "reason": d.reason, "expected": expected_text(d) or None}
+    row |= {"why": d.pair.why, "rule": d.rule.name.lower(), "reason": d.reason}
+    row["expected"] = expected_text(d) or None
     return row | {"fit": d.pair.fit.says if d.pair.fit else None}

@@ -1,7 +1,7 @@
 """Find the node of an exported graph that makes a module's error.
 
 The exporter notes which operator each node stands for. That operator is replayed on the values
-that the graph computed (`traced.py`). The first node whose result differs is the cause.
+that the graph computed (`replay/onnx_values.py`). The first node whose result differs is the cause.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def error_of(metrics: Mapping[str, float | int | None]) -> float:
     if metrics.get("nan_mismatch") or metrics.get("inf_mismatch"):
         return math.inf
     whole, error = metrics.get("stat_error"), metrics.get("relative_euclidean_distance")
-    # the rows of a quantised weight have a limit of their own, see `grain.py`
+    # the rows of a quantised weight have a limit of their own, see `quantisation_steps.py`
     worst = None if "worst_channel" in metrics else metrics.get("worst_row_error")
     row = None if worst is None else worst / constants.WORST_ROW
     figures = [float(value) for value in (whole, error, row) if value is not None]

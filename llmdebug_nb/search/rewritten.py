@@ -1,7 +1,8 @@
 """Narrow a region in which the two programs are written otherwise, from its beginning forwards.
 
-A call of mine is innocent if its result is a step of what golden computes there (`inside.py`). A
-call that gives such a step once it takes another of golden's tensors was given the wrong tensor.
+A call of mine is innocent if its result is a step of what golden computes there
+(`value_sets.py`). A call that gives such a step once it takes another of golden's tensors was given
+the wrong tensor.
 """
 
 from __future__ import annotations

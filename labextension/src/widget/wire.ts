@@ -150,7 +150,7 @@ export interface Located {
 /**
  * A finding. ``step`` indexes the stepper; ``row`` is -1 for none.
  *
- * ``head``, ``place``, ``where``, ``what``, ``why``, ``do``: see `core.headline.Headline`.
+ * ``head``, ``place``, ``where``, ``what``, ``why``, ``do``: see `findings.headline.Headline`.
  * ``file``, ``line``: to open, "" and 0 if unknown, or if torch's own. ``proof``: what a proof
  * said, "" without one. ``expected``, ``mark``: as in `Row`.
  */
