@@ -11,7 +11,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from llmdebug_nb.app.doctor.check import Diagnosis, doctor
 from llmdebug_nb.app.doctor.own import parts
 from llmdebug_nb.app.logits import arguments as logits_arguments
-from llmdebug_nb.app.logits.check import LogitsCheck, compared, logits
+from llmdebug_nb.app.logits.check import LogitsCheck, logits
 from llmdebug_nb.app.logits.command import repeated_command
 from llmdebug_nb.app.logits.repeat import Repeated
 from llmdebug_nb.notebook.magic_line import declared, one_line, parse, write
@@ -58,7 +58,8 @@ class CheckMagics(NamespaceMagics):
                 return logits(golden, inputs=space.evaluate(args.inputs, "%llmlogits"))
             tokenizer = space.evaluate(args.tokenizer, "%llmlogits")
             chosen = logits_arguments.options(vars(args))
-            check = compared(golden, mine, tokenizer=tokenizer, **chosen)
+            check = logits(golden, mine, tokenizer=tokenizer, **chosen)
+            assert isinstance(check, LogitsCheck)
             if args.by_layer is not None:
                 print(check.by_layer(space.evaluate(args.by_layer, "%llmlogits")))
             for target, save in ((args.csv, check.to_csv), (args.html, check.to_html)):
