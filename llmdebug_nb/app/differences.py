@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from llmdebug_nb.comparison.differences import Difference
-from llmdebug_nb.core.errors import DumpWriteError
+from llmdebug_nb.core.errors import saving
 from llmdebug_nb.core.printable import cell
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.core.urls import on_this_machine
@@ -35,10 +35,8 @@ _SIDE: dict[str, Callable[[Record], object]] = {
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
     """Write a result file. Raises DumpWriteError if it can't be written."""
     where = on_this_machine(path)
-    try:
+    with saving(where):
         where.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DumpWriteError(f"can't write {where}: {error.strerror or error}") from None
     return where
 
 
@@ -50,7 +48,18 @@ def write_csv(path: str | os.PathLike[str], table: pandas.DataFrame) -> Path:
     return write_text(path, table.map(cell).to_csv(index=table.index.name is not None))
 
 
-class Differences(Sequence[Difference], Tabular):
+class ResultTable(Tabular):
+    """The result of a check: a text, and a table that can be written."""
+
+    def to_csv(self, path: str | os.PathLike[str]) -> Path:
+        """Write `to_pandas` as csv; a spreadsheet computes no text of it. Raises DumpWriteError."""
+        return write_csv(path, self.to_pandas())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class Differences(Sequence[Difference], ResultTable):
     """The differences of a report, in execution order."""
 
     def __init__(self, view: Callable[[], ReportView], rows: Sequence[Difference]) -> None:
@@ -87,10 +96,6 @@ class Differences(Sequence[Difference], Tabular):
             [_flat(d) for d in self._rows], columns=None if self._rows else list(_SITE)
         )
         return frame.rename_axis("index")
-
-    def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Write `to_pandas` as csv; a spreadsheet computes no text of it. Raises DumpWriteError."""
-        return write_csv(path, self.to_pandas())
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the report as one self-contained HTML page. Raises StoreError."""

@@ -28,6 +28,7 @@ from llmdebug_nb.core.errors import (
     nearest,
 )
 from llmdebug_nb.core.faults import KINDS, MODES, CheckResult, ProcessCheck
+from llmdebug_nb.core.option_parsing import some_of
 from llmdebug_nb.core.options import DumpOptions, runs_folder
 from llmdebug_nb.core.urls import on_this_machine
 from llmdebug_nb.show.errcheck import check_html, check_text
@@ -67,16 +68,13 @@ class CheckOptions:
         output: str | os.PathLike[str] | None = None,
     ) -> CheckOptions:
         """Read options. Raises OptionError."""
-        names = types.replace(",", " ").split() if isinstance(types, str) else list(types)
-        for name in names:
-            if name not in KINDS:
-                raise OptionError(f"types: {name!r} is not known{nearest(str(name), KINDS)}")
+        names = some_of(types, KINDS, "types")
         if not names:
             raise OptionError(f"types: expected any of {', '.join(KINDS)}")
         if mode not in MODES:
             raise OptionError(f"mode {mode!r} is not known{nearest(str(mode), MODES)}")
         folder = runs_folder() if output is None else on_this_machine(output)
-        return cls(tuple(name for name in KINDS if name in names), mode, exit, folder)
+        return cls(tuple(names), mode, exit, folder)
 
 
 class ErrorCheck:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from llmdebug_nb.app import inside
 from llmdebug_nb.app.rerun import Step
@@ -35,17 +35,8 @@ if TYPE_CHECKING:
     from llmdebug_nb.store.run import Run
 
 Rows = Sequence[Difference]
-
-
-class Comparing(Protocol):
-    """Compares the runs of an `Again` as the report was made: the same mapping, limits, metrics.
-
-    ``step``: only this generation and step of golden; None: all.
-    """
-
-    def __call__(
-        self, again: Again, step: tuple[int, int] | None, expected: list[Expectation]
-    ) -> Report: ...
+# compares the runs as the report was made: all steps, or one generation and step of golden
+Comparing: TypeAlias = "Callable[[Again, tuple[int, int] | None, list[Expectation]], Report]"
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
 from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.errors import LLMDebugError
-from llmdebug_nb.core.kernels.joining import Place, Recipe, joined
+from llmdebug_nb.core.kernels.joining import Recipe, joined
 from llmdebug_nb.core.kernels.relative import relative_l2
 from llmdebug_nb.core.placement import REDUCTIONS, SHARED, Only
 from llmdebug_nb.findings.blame import Explanation
@@ -88,14 +88,11 @@ def rank_errors(row: Difference, golden: Run, mine: JoinedRun) -> dict[int, floa
         }
         errors: dict[int, float] = {}
         for recipe in _replicas(whole):
-            _add(errors, there, joined(parts, recipe).double(), _owned(owners, recipe))
+            own = joined(owners, recipe._replace(divisor=1))
+            _add(errors, there, joined(parts, recipe).double(), own)
     except (LLMDebugError, RuntimeError, KeyError, IndexError):
         return {}
     return errors
-
-
-def _owned(owners: Mapping[Place, torch.Tensor], recipe: Recipe) -> torch.Tensor:
-    return joined(owners, recipe._replace(divisor=1))
 
 
 def _add(

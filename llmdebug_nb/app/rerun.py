@@ -18,7 +18,7 @@ from llmdebug_nb.capture.hooks import module_tree
 from llmdebug_nb.capture.intervention import Intervention
 from llmdebug_nb.capture.session import eager_session
 from llmdebug_nb.capture.walk import leaves
-from llmdebug_nb.core.errors import LLMDebugError
+from llmdebug_nb.core.errors import LLMDebugError, first_line
 from llmdebug_nb.core.interrupts import Unbroken, let_through, unbroken
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.paths import within
@@ -147,8 +147,7 @@ class Step:
         try:
             return self.model(*args, **kwargs)
         except Exception as error:  # the model is the program's: it may raise anything
-            line = str(error).partition("\n")[0]
-            text = f"{type(error).__name__}: {line}"
+            text = f"{type(error).__name__}: {first_line(error)}"
             raise CannotReplay(f"the model fails when it is run again: {text}") from None
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from llmdebug_nb.app import uploading
@@ -127,8 +125,8 @@ def reduce_run(
     figures = functools.partial(partial.quantiles, count=int(points)) if points else partial.minmax
     label = f"quantile[{points}]" if points else kind
     folder, own_name = name or f"{run.name}.{kind}", run.name if replace else None
-    with _progress("reduce", len(run)) as advance:
-        new = reduce.reduced(path, folder, label, figures, advance, own_name)
+    with progress_bar(total=len(run), desc="reduce", unit="tensor") as bar:
+        new = reduce.reduced(path, folder, label, figures, bar.update, own_name)
     return reader.native(reduce.replace(path, new) if replace else new)
 
 
@@ -157,8 +155,8 @@ def redact_run(
     )
     if output is not None and folder.exists():
         raise OptionError(f"{output} is there already: name a new folder")
-    with _progress("redact", len(run)) as advance:
-        return reader.native(redact.redacted(path, folder, advance))
+    with progress_bar(total=len(run), desc="redact", unit="tensor") as bar:
+        return reader.native(redact.redacted(path, folder, bar.update))
 
 
 def _own(where: str | os.PathLike[str] | Run, what: str) -> tuple[Run, Path]:
@@ -174,13 +172,6 @@ def _own(where: str | os.PathLike[str] | Run, what: str) -> tuple[Run, Path]:
             f" llmdebug copy {run.where} copies it to this machine"
         )
     return run, run.path
-
-
-@contextlib.contextmanager
-def _progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar after a second; yield the function that advances it."""
-    with progress_bar(total=total, desc=title, unit="tensor") as bar:
-        yield bar.update
 
 
 def describe_run(run: Run) -> str:

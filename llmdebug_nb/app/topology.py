@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from llmdebug_nb.app.runs import open_run
-from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError, UnknownRunError
+from llmdebug_nb.core.errors import CorruptDumpError, UnknownRunError, saving
 from llmdebug_nb.core.printable import file_part
 from llmdebug_nb.core.urls import on_this_machine
 from llmdebug_nb.store.layouts.files import dtype_named
@@ -58,13 +58,9 @@ def write_topology(
         pid = str(process.get("pid", process["rank"]))
         for kind, each in [("model", whole), *(("layer", layer) for layer in whole.layers())]:
             path = on_this_machine(folder) / kind / pid / f"{file_part(each.root.name)}.json"
-            try:
+            with saving(path, "; choose another folder"):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(each.to_json(), indent=1) + "\n", encoding="utf-8")
-            except OSError as error:
-                raise DumpWriteError(
-                    f"can't write {path}: {error.strerror or error}; choose another folder"
-                ) from None
             written.append(path)
     return written
 

@@ -62,10 +62,11 @@ def _run(args: argparse.Namespace) -> int:
         return status.get(repeated.verdict, INCOMPARABLE)
     if args.mine is None or args.exec is not None or args.command is not None:
         raise OptionError("expected GOLDEN and MINE, or one command: --exec 'python run.py'")
-    from llmdebug_nb.app.logits.check import compared
+    from llmdebug_nb.app.logits.check import LogitsCheck, logits
 
     tokenizer = None if args.tokenizer is None else arguments.tokenizer(args.tokenizer)
-    check = compared(args.golden, args.mine, tokenizer=tokenizer, **arguments.options(vars(args)))
+    check = logits(args.golden, args.mine, tokenizer=tokenizer, **arguments.options(vars(args)))
+    assert isinstance(check, LogitsCheck)
     say(check)
     if args.by_layer is not None:
         say(f"\n{check.by_layer(arguments.model(args.by_layer))}")

@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from llmdebug_nb.core.printable import printable
 
@@ -144,3 +145,12 @@ def first_line(error: BaseException) -> str:
     """
     line = str(error).partition("\n")[0] or type(error).__name__
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
+
+
+@contextmanager
+def saving(place: object, remedy: str = "") -> Iterator[None]:
+    """Name the place of a result in an error of the file system. Raises DumpWriteError."""
+    try:
+        yield
+    except OSError as error:
+        raise DumpWriteError(f"can't write {place}: {error.strerror or error}{remedy}") from None

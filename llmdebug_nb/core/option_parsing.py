@@ -14,7 +14,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmdebug_nb.core.errors import OptionError
+from llmdebug_nb.core.errors import OptionError, nearest
 
 if TYPE_CHECKING:
     from llmdebug_nb.core.moments import Condition
@@ -263,6 +263,15 @@ def one_of(value: object, known: Iterable[str], option: str) -> str:
     if not isinstance(value, str) or value not in known:
         raise OptionError(f"{option} {value!r} is not known; known: {', '.join(known)}")
     return value
+
+
+def some_of(value: str | Iterable[str], known: Iterable[str], option: str) -> list[str]:
+    """Return which of the known texts are named, in their own order."""
+    chosen = value.replace(",", " ").split() if isinstance(value, str) else list(value)
+    for each in chosen:
+        if each not in known:
+            raise OptionError(f"{option}: {each!r} is not known{nearest(str(each), known)}")
+    return [each for each in known if each in chosen]
 
 
 def flag(value: object, option: str) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from llmdebug_nb.comparison.differences import Difference
-from llmdebug_nb.core.errors import ProofError, StoreError
+from llmdebug_nb.core.errors import ProofError, StoreError, saving
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.records import Kernel, Site
 from llmdebug_nb.core.urls import on_this_machine
@@ -131,10 +131,8 @@ class Finding:
             StoreError: the call can't be replayed, or the file can't be written.
         """
         script, where = self.script(), on_this_machine(path)
-        try:
+        with saving(where):
             where.write_text(script, encoding="utf-8")
-        except OSError as error:
-            raise StoreError(f"can't write {where}: {error.strerror or error}") from None
         return where
 
     def __repr__(self) -> str:

@@ -63,6 +63,13 @@ def show(label, golden, mine):
 {calls}
 '''
 
+_TENSORS = """def first(result):
+    return result if isinstance(result, torch.Tensor) else result[{number}]
+
+
+def double(x):
+    return x.double() if x.is_floating_point() else x"""
+
 _OPERATOR = """def golden_call(run, site, wide=lambda x: x):
     return {golden}
 
@@ -71,12 +78,7 @@ def my_call(run, site, wide=lambda x: x):
     return {mine}
 
 
-def first(result):
-    return result if isinstance(result, torch.Tensor) else result[0]
-
-
-def double(x):
-    return x.double() if x.is_floating_point() else x
+{tensors}
 
 
 golden_output = golden.tensor(role="output", slot={slot}, **in_golden)
@@ -121,12 +123,7 @@ _ALONE = """def call(run, site, wide=lambda x: x):
     return {call}
 
 
-def first(result):
-    return result if isinstance(result, torch.Tensor) else result[0]
-
-
-def double(x):
-    return x.double() if x.is_floating_point() else x
+{tensors}
 
 
 made = {side}.tensor(role="output", slot={slot}, **in_{side})
@@ -155,12 +152,7 @@ def call(wide=lambda x: x):
     return {call}
 
 
-def first(result):
-    return result if isinstance(result, torch.Tensor) else result[{number}]
-
-
-def double(x):
-    return x.double() if x.is_floating_point() else x
+{tensors}
 
 
 def error(exact, made):
@@ -220,10 +212,9 @@ def call_script(side: Side, key: CallKey, slot: str) -> str:
     call = replay.Replayed(side, key, backward=True)
     if by_formula(call.op):
         raise CannotReplay("its kernel is not run, only its formula")
-    number = int(slot) if slot.isdecimal() else 0
-    return _CALL.format(
-        where=_where(side), site=_site(key), call=_call_text(call), slot=_code(slot), number=number
-    )
+    tensors = _TENSORS.format(number=int(slot) if slot.isdecimal() else 0)
+    where, text = _where(side), _call_text(call)
+    return _CALL.format(where=where, site=_site(key), call=text, slot=_code(slot), tensors=tensors)
 
 
 def _about(*texts: str) -> str:
@@ -242,7 +233,8 @@ def _operator(call: ComparedCall, runs: Runs) -> str:
         _call_text(replay.Replayed(side, key))
         for side, key in ((runs.golden, call.golden), (runs.mine, call.mine))
     )
-    return _OPERATOR.format(golden=golden, mine=mine, slot=slot)
+    tensors = _TENSORS.format(number=0)
+    return _OPERATOR.format(golden=golden, mine=mine, slot=slot, tensors=tensors)
 
 
 def _alone(call: ComparedCall, runs: Runs, shows: Difference | None) -> str:
@@ -255,7 +247,8 @@ def _alone(call: ComparedCall, runs: Runs, shows: Difference | None) -> str:
     if not kept:
         raise CannotReplay("its output was not kept")
     slot = _code(kept[0].site.slot)
-    body = _ALONE.format(call=_call_text(replayed), side=name, slot=slot)
+    tensors = _TENSORS.format(number=0)
+    body = _ALONE.format(call=_call_text(replayed), side=name, slot=slot, tensors=tensors)
     if shows is None or not _has_values(shows):
         return body
     golden, mine = shows.pair.golden, shows.pair.mine

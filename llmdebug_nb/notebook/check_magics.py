@@ -5,47 +5,40 @@ from __future__ import annotations
 import argparse
 
 from IPython.core.error import UsageError
-from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics, line_magic, magics_class
-from IPython.core.magic_arguments import ArgDecorator, argument, magic_arguments
+from IPython.core.magic import line_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments
 
 from llmdebug_nb.app.doctor.check import Diagnosis, doctor
 from llmdebug_nb.app.doctor.own import parts
 from llmdebug_nb.app.logits import arguments as logits_arguments
-from llmdebug_nb.app.logits.check import LogitsCheck, compared, logits
+from llmdebug_nb.app.logits.check import LogitsCheck, logits
 from llmdebug_nb.app.logits.command import repeated_command
 from llmdebug_nb.app.logits.repeat import Repeated
-from llmdebug_nb.notebook.magic_line import one_line, parse, write
-from llmdebug_nb.notebook.namespace import Namespace
+from llmdebug_nb.notebook.magic_line import declared, one_line, parse, write
+from llmdebug_nb.notebook.namespace import NamespaceMagics
 from llmdebug_nb.show.doctor import own_text
 
 
-class _LogitsOptions(ArgDecorator):
-    """Declares the arguments of %llmlogits: two runs, or a run and a model, or one program."""
-
-    def add_to_parser(self, parser: argparse.ArgumentParser, _: object) -> None:
-        add = parser.add_argument
-        add("golden", nargs="?", help="the reference: a run, its name or path; or a model to run"
-            " twice")  # fmt: skip
-        add("mine", nargs="?", help="a run, its name or path, or the variable of a live model")
-        add("--inputs", metavar="EXPR", help="of a model that is run twice: a tensor, or a dict")
-        add("--exec", metavar="COMMAND", help="a command to run twice")
-        add("--tokenizer", metavar="EXPR", help="a tokenizer: texts in place of ids")
-        add("--by-layer", metavar="EXPR", help="the live model of one run: what each part of it"
-            " contributes to the difference")  # fmt: skip
-        logits_arguments.declare(parser)
+def _logits_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of %llmlogits: two runs, or a run and a model, or one program."""
+    add = parser.add_argument
+    add("golden", nargs="?", help="the reference: a run, its name or path; or a model to run"
+        " twice")  # fmt: skip
+    add("mine", nargs="?", help="a run, its name or path, or the variable of a live model")
+    add("--inputs", metavar="EXPR", help="of a model that is run twice: a tensor, or a dict")
+    add("--exec", metavar="COMMAND", help="a command to run twice")
+    add("--tokenizer", metavar="EXPR", help="a tokenizer: texts in place of ids")
+    add("--by-layer", metavar="EXPR", help="the live model of one run: what each part of it"
+        " contributes to the difference")  # fmt: skip
+    logits_arguments.declare(parser)
 
 
 @magics_class
-class CheckMagics(Magics):
+class CheckMagics(NamespaceMagics):
     """%llmlogits, %llmdoctor."""
 
-    def __init__(self, shell: InteractiveShell) -> None:
-        super().__init__(shell)
-        self._namespace = Namespace(shell)
-
     @magic_arguments()
-    @_LogitsOptions()
+    @declared(_logits_options)
     @line_magic
     def llmlogits(self, line: str) -> LogitsCheck | Repeated:
         """Compare the logits of two runs, or of a run and a live model, token by token.
@@ -65,7 +58,8 @@ class CheckMagics(Magics):
                 return logits(golden, inputs=space.evaluate(args.inputs, "%llmlogits"))
             tokenizer = space.evaluate(args.tokenizer, "%llmlogits")
             chosen = logits_arguments.options(vars(args))
-            check = compared(golden, mine, tokenizer=tokenizer, **chosen)
+            check = logits(golden, mine, tokenizer=tokenizer, **chosen)
+            assert isinstance(check, LogitsCheck)
             if args.by_layer is not None:
                 print(check.by_layer(space.evaluate(args.by_layer, "%llmlogits")))
             for target, save in ((args.csv, check.to_csv), (args.html, check.to_html)):

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from IPython.core.error import UsageError
-from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics, line_magic, magics_class
+from IPython.core.magic import line_magic, magics_class
 from IPython.display import display
 
 from llmdebug_nb.cli import command_parser, msit
@@ -21,7 +20,7 @@ from llmdebug_nb.cli.command import heard_by, run_name
 from llmdebug_nb.core.errors import nearest
 from llmdebug_nb.notebook.magic_line import one_line, with_nearest
 from llmdebug_nb.notebook.magics import MAGICS
-from llmdebug_nb.notebook.namespace import Namespace
+from llmdebug_nb.notebook.namespace import NamespaceMagics
 from llmdebug_nb.store.run import Run
 
 
@@ -54,12 +53,8 @@ def _with_help(magic: Callable[..., object]) -> Callable[..., object]:
 
 
 @magics_class
-class CommandMagic(Magics):
+class CommandMagic(NamespaceMagics):
     """%llmdebug."""
-
-    def __init__(self, shell: InteractiveShell) -> None:
-        super().__init__(shell)
-        self._namespace = Namespace(shell)
 
     @line_magic
     @_with_help

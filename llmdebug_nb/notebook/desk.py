@@ -23,7 +23,7 @@ from llmdebug_nb.store.progress import progress
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from llmdebug_nb.notebook.widgets import View
+    from llmdebug_nb.show.views import View
 
 RUNS = "llmdebug_nb.runs"
 EXPLORER = "llmdebug_nb.explorer"

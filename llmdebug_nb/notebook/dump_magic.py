@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, magics_class
-from IPython.core.magic_arguments import ArgDecorator, MagicArgumentParser, magic_arguments
+from IPython.core.magic import line_cell_magic, magics_class
+from IPython.core.magic_arguments import MagicArgumentParser, magic_arguments
 
 from llmdebug_nb.app.launching import arguments, products
 from llmdebug_nb.app.launching.program import launch
 from llmdebug_nb.app.option_flags import LEVELS
 from llmdebug_nb.app.recording import Recording
 from llmdebug_nb.core.errors import LLMDebugError, UploadWarning, nearest
-from llmdebug_nb.notebook.magic_line import one_line, parse, write
-from llmdebug_nb.notebook.namespace import Namespace
+from llmdebug_nb.notebook.magic_line import declared, one_line, parse, write
+from llmdebug_nb.notebook.namespace import Namespace, NamespaceMagics
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -37,18 +37,16 @@ _OF_COMMANDS = {
 }
 
 
-class _RecordingOptions(ArgDecorator):
-    """Declares the arguments of %%llmdump: a model, and the options of a recording."""
-
-    def add_to_parser(self, parser: argparse.ArgumentParser, _: object) -> None:
-        add = parser.add_argument
-        add("model", nargs="?", metavar="MODEL_EXPR",
-            help="the model; without it, whatever module runs")  # fmt: skip
-        add("--exec", metavar="COMMAND",
-            help="%%llmdump --exec 'python run.py': run a command and record it")  # fmt: skip
-        add("--pth", action="store_true",
-            help="with --exec: also reach Pythons that ignore PYTHONPATH")  # fmt: skip
-        arguments.declare_recording(parser)
+def _recording_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of %%llmdump: a model, and the options of a recording."""
+    add = parser.add_argument
+    add("model", nargs="?", metavar="MODEL_EXPR",
+        help="the model; without it, whatever module runs")  # fmt: skip
+    add("--exec", metavar="COMMAND",
+        help="%%llmdump --exec 'python run.py': run a command and record it")  # fmt: skip
+    add("--pth", action="store_true",
+        help="with --exec: also reach Pythons that ignore PYTHONPATH")  # fmt: skip
+    arguments.declare_recording(parser)
 
 
 @dataclass
@@ -75,16 +73,15 @@ class _CellRecording:
 
 
 @magics_class
-class DumpMagics(Magics):
+class DumpMagics(NamespaceMagics):
     """%%llmdump."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
-        self._namespace = Namespace(shell)
         self._running: _CellRecording | None = None  # from `%llmdump on`
 
     @magic_arguments()
-    @_RecordingOptions()
+    @declared(_recording_options)
     @line_cell_magic
     def llmdump(self, line: str, cell: str | None = None) -> object:
         """Record the model that runs in this cell; as a line magic, in all cells from here on.

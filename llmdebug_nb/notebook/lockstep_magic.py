@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_magic, magics_class
-from IPython.core.magic_arguments import ArgDecorator, magic_arguments
+from IPython.core.magic import line_magic, magics_class
+from IPython.core.magic_arguments import magic_arguments
 
 from llmdebug_nb.app.lockstep import arguments
 from llmdebug_nb.app.lockstep.lockstep import lockstep
 from llmdebug_nb.app.lockstep.peer import lockstep_peer
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.upstream import compare_arguments
-from llmdebug_nb.notebook.magic_line import one_line, parse
-from llmdebug_nb.notebook.namespace import Namespace
+from llmdebug_nb.notebook.magic_line import declared, one_line, parse
+from llmdebug_nb.notebook.namespace import NamespaceMagics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,24 +27,17 @@ _INPUTS = (
 )
 
 
-class _Options(ArgDecorator):
-    """Declares the arguments of %llmlockstep, those of ``llmdebug lockstep``."""
-
-    def add_to_parser(self, parser: argparse.ArgumentParser, _: object) -> None:
-        arguments.declare(parser, "a model", _INPUTS)
-
-
 @magics_class
-class LockstepMagic(Magics):
+class LockstepMagic(NamespaceMagics):
     """%llmlockstep."""
 
     def __init__(self, shell: InteractiveShell, show: Callable[[Report, str], None]) -> None:
         """``show``: shows a report at a level of messages, and makes it a variable."""
         super().__init__(shell)
-        self._namespace, self._show = Namespace(shell), show
+        self._show = show
 
     @magic_arguments()
-    @_Options()
+    @declared(lambda parser: arguments.declare(parser, "a model", _INPUTS))
     @line_magic
     def llmlockstep(self, line: str) -> Report | None:
         """Run two models side by side, compare each call as soon as both have made it; no dumps.

@@ -9,9 +9,19 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from IPython.core.error import UsageError
-from IPython.core.magic_arguments import parse_argstring
+from IPython.core.magic_arguments import ArgDecorator, parse_argstring
 
 from llmdebug_nb.core.errors import LLMDebugError, nearest
+
+
+class declared(ArgDecorator):
+    """Gives a magic the arguments that a function adds to a parser, as it does for a command."""
+
+    def __init__(self, declare: Callable[[argparse.ArgumentParser], None]) -> None:
+        self._declare = declare
+
+    def add_to_parser(self, parser: argparse.ArgumentParser, _: object) -> None:
+        self._declare(parser)
 
 
 @contextmanager

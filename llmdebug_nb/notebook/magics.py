@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
-from IPython.core.magic_arguments import ArgDecorator, argument, magic_arguments
+from IPython.core.magic import line_cell_magic, line_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.display import display
 
 from llmdebug_nb.app.compare import compare, first_steps
@@ -27,8 +27,8 @@ from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.perturbations import KINDS
 from llmdebug_nb.core.perturbations import MODES as PERTURB_MODES
 from llmdebug_nb.notebook.explore import explore, show_report
-from llmdebug_nb.notebook.magic_line import one_line, parse, write
-from llmdebug_nb.notebook.namespace import Namespace
+from llmdebug_nb.notebook.magic_line import declared, one_line, parse, write
+from llmdebug_nb.notebook.namespace import NamespaceMagics
 from llmdebug_nb.show.tables import aligned
 from llmdebug_nb.show.text import notebook_text
 from llmdebug_nb.show.words import size_text
@@ -44,47 +44,35 @@ MAGICS = (
 _RUNS = ["name", "recorded", "tensors", "steps", "size", "state", "path"]
 
 
-class _CheckOptions(ArgDecorator):
-    """Declares the arguments of %%llmerrcheck: a model or a command, and the options of a check."""
-
-    def add_to_parser(self, parser: argparse.ArgumentParser, _: object) -> None:
-        add = parser.add_argument
-        add("model", nargs="?", metavar="MODEL_EXPR", help="the model; without it, whatever runs")
-        add("--exec", metavar="COMMAND", help="%%llmerrcheck --exec 'python run.py': a command")
-        add("--pth", action="store_true",
-            help="with --exec: also reach Pythons that ignore PYTHONPATH")  # fmt: skip
-        add("--name", default="errcheck", help="variable of the result (default: %(default)s)")
-        check_arguments.declare(parser)
+def _check_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of %%llmerrcheck: a model or a command, and the options of a check."""
+    add = parser.add_argument
+    add("model", nargs="?", metavar="MODEL_EXPR", help="the model; without it, whatever runs")
+    add("--exec", metavar="COMMAND", help="%%llmerrcheck --exec 'python run.py': a command")
+    add("--pth", action="store_true",
+        help="with --exec: also reach Pythons that ignore PYTHONPATH")  # fmt: skip
+    add("--name", default="errcheck", help="variable of the result (default: %(default)s)")
+    check_arguments.declare(parser)
 
 
-class _OpCheckOptions(ArgDecorator):
-    """Declares the arguments of %llmopcheck: a run, and the options of a check."""
-
-    def add_to_parser(self, parser: argparse.ArgumentParser, _: object) -> None:
-        what = "name or path of a run, or its variable"
-        parser.add_argument("name", metavar="RUN", nargs="?", help=what)
-        parser.add_argument("-i", "--input", metavar="RUN", help="the same, as msit writes it")
-        opcheck_arguments.declare(parser)
-
-
-class _CompareOptions(ArgDecorator):
-    """Declares the arguments of %llmcompare, those of ``llmdebug compare``."""
-
-    def add_to_parser(self, parser: argparse.ArgumentParser, _: object) -> None:
-        compare_arguments.declare(parser)
+def _opcheck_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of %llmopcheck: a run, and the options of a check."""
+    what = "name or path of a run, or its variable"
+    parser.add_argument("name", metavar="RUN", nargs="?", help=what)
+    parser.add_argument("-i", "--input", metavar="RUN", help="the same, as msit writes it")
+    opcheck_arguments.declare(parser)
 
 
 @magics_class
-class LLMDebugMagics(Magics):
+class LLMDebugMagics(NamespaceMagics):
     """%llmcompare, %%llmerrcheck, %llmopcheck, %llmperturb, %llmexplore, %llmruns."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
-        self._namespace = Namespace(shell)
         self._shown: tuple[int, Report] | None = None  # the last report and its cell's number
 
     @magic_arguments()
-    @_CompareOptions()
+    @declared(compare_arguments.declare)
     @argument(
         "--prove",
         action="store_true",
@@ -137,7 +125,7 @@ class LLMDebugMagics(Magics):
         self._shown = self.shell.execution_count, report
 
     @magic_arguments()
-    @_CheckOptions()
+    @declared(_check_options)
     @line_cell_magic
     def llmerrcheck(self, line: str, cell: str | None = None) -> object:
         """Name the first operator in this cell that makes NaN or overflows, and the headroom.
@@ -206,7 +194,7 @@ class LLMDebugMagics(Magics):
             return explore(shown, tokenizer)
 
     @magic_arguments()
-    @_OpCheckOptions()
+    @declared(_opcheck_options)
     @line_magic
     def llmopcheck(self, line: str) -> OpCheck:
         """Compute each recorded operator of a run again, and show which are wrong.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
+from IPython.core.magic import Magics
 
 from llmdebug_nb.app.runs import describe_run, runs
 from llmdebug_nb.core.errors import nearest
@@ -126,6 +127,14 @@ class Namespace:
 
         ends_stacks(run.__code__)
         return run
+
+
+class NamespaceMagics(Magics):
+    """Magics that read and set the user's variables."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self._namespace = Namespace(shell)
 
 
 def _outside_functions(tree: ast.AST) -> Iterator[ast.AST]:

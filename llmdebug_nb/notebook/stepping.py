@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, magics_class
+from IPython.core.magic import line_cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from llmdebug_nb.app.stepping import COMMANDS, Stepper, Stop, step
 from llmdebug_nb.core.errors import nearest
 from llmdebug_nb.notebook.magic_line import one_line, parse
-from llmdebug_nb.notebook.namespace import Namespace
+from llmdebug_nb.notebook.namespace import NamespaceMagics
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -21,12 +21,11 @@ BOUND = "stop"  # the variable that holds the current halt
 
 
 @magics_class
-class StepMagics(Magics):
+class StepMagics(NamespaceMagics):
     """%%llmstep, %llmstep op|layer|token|continue|replace|abort|status."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
-        self._namespace = Namespace(shell)
         self._stepper: Stepper | None = None
 
     @magic_arguments()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anywidget
 import traitlets
@@ -14,20 +14,10 @@ from llmdebug_nb.notebook.bridge import Bridge
 from llmdebug_nb.show import export, html, saved_page
 from llmdebug_nb.show.bundle import bundle
 from llmdebug_nb.show.state import first_stop, opening
-from llmdebug_nb.show.view_data import ViewData
 from llmdebug_nb.show.wire import State
 
-
-class View(ViewData, Protocol):
-    """What an `Explorer` shows: a view with one method per op of `wire_requests.ANSWERS`.
-
-    ``watchers`` are called when something was marked as expected, here or elsewhere.
-    """
-
-    watchers: list[Callable[[], None]]
-
-    def text(self) -> str: ...
-    def snapshot(self, state: State) -> dict[str, str] | None: ...
+if TYPE_CHECKING:
+    from llmdebug_nb.show.views import View
 
 
 class Explorer(anywidget.AnyWidget):

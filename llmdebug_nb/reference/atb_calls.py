@@ -14,10 +14,9 @@ from llmdebug_nb.reference import atb_elements as elements
 from llmdebug_nb.reference import atb_places as places
 from llmdebug_nb.reference import atb_ranks as ranks
 from llmdebug_nb.reference.atb_parameters import Inputs, Parameters, parameters_of
-from llmdebug_nb.reference.computed import Change, Tensors, changed, longest
+from llmdebug_nb.reference.computed import Change, Computed, Tensors, changed, formula, longest
 from llmdebug_nb.reference.operator_calls import kept
 from llmdebug_nb.replay.checks import DTYPE, GAP, RANDOM, UNKNOWN
-from llmdebug_nb.replay.execution import quiet
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.runs import Side
 
@@ -76,14 +75,11 @@ WITHOUT = {
 }
 
 
-class AtbCall:
+class AtbCall(Computed):
     """An ATB operation on its recorded inputs. Raises CannotReplay.
 
-    ``parameters``: JSON, for a dump without ``op_param.json``.
+    It may run several kernels. ``parameters``: JSON, for a dump without ``op_param.json``.
     """
-
-    rounds_to: torch.dtype | None = None
-    is_one = False  # an operation may run several kernels
 
     def __init__(self, side: Side, key: CallKey, op: str, parameters: str = "") -> None:
         self._name = op.removesuffix(SUFFIX)
@@ -108,10 +104,6 @@ class AtbCall:
             raise CannotReplay("an input was not recorded", GAP)
         return {slot: self._side.load(found[slot]) for slot in slots}
 
-    @property
-    def operands(self) -> Inputs:
-        return list(self._inputs.values())
-
     def exact(self, change: Change | None = None) -> Tensors:
         inputs = _wide(self._inputs, change)
         outputs = [self.recorded[slot] for slot in sorted(self.recorded, key=_number)]
@@ -119,14 +111,10 @@ class AtbCall:
             self._given, tuple(x.dtype for x in self.operands), tuple(outputs), self._key.rank,
             lambda: self._all_ranks(change),
         )  # fmt: skip
-        try:
-            with quiet():
-                if self._name in _BY_SHAPES:
-                    self._refuse_growth(given, inputs)
-                made = FORMULAS[self._name](given, inputs)
-        except (RuntimeError, IndexError, ValueError, TypeError) as error:
-            line = str(error).partition("\n")[0]
-            raise CannotReplay(f"its formula fails: {line}") from None
+        with formula():
+            if self._name in _BY_SHAPES:
+                self._refuse_growth(given, inputs)
+            made = FORMULAS[self._name](given, inputs)
         return {str(place): tensor for place, tensor in enumerate(made)}
 
     def _refuse_growth(self, given: Parameters, inputs: Inputs) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
+from llmdebug_nb.core.errors import first_line
 from llmdebug_nb.replay.arguments import widened
+from llmdebug_nb.replay.execution import quiet
+from llmdebug_nb.replay.operators import CannotReplay
 
 Tensors = dict[str, torch.Tensor]  # by slot
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -26,7 +29,7 @@ class Where:
         return self.dtype == torch.float64
 
 
-class Computed(Protocol):
+class Computed:
     """A call and its reference, in float64 unless `Where` says otherwise.
 
     ``recorded``: its outputs as recorded. ``length``: the longest axis of its tensors, over which
@@ -34,30 +37,30 @@ class Computed(Protocol):
     output. ``operands``: its inputs. ``is_one``: one operator computes it, not several.
     """
 
-    is_one: bool
-    rounds_to: torch.dtype | None
+    is_one = False
+    rounds_to: torch.dtype | None = None
     recorded: Tensors
     length: int
+    _inputs: Tensors
 
     @property
-    def operands(self) -> list[torch.Tensor]: ...
+    def operands(self) -> list[torch.Tensor]:
+        return list(self._inputs.values())
 
     def exact(self, change: Change | None = None) -> Tensors:
         """Return the outputs of the reference, on inputs that ``change`` changes.
 
         Raises CannotReplay.
         """
-        ...
+        raise NotImplementedError
 
     def again(self, device: str = "cpu") -> Tensors:
         """Return the outputs in the call's own dtype, computed here. Raises CannotReplay."""
-        ...
+        raise NotImplementedError
 
 
-class Rounded:
+class Rounded(Computed):
     """A call whose recorded floating tensors are rounded to one dtype first, inputs and outputs."""
-
-    is_one = False
 
     def __init__(self, call: Computed, dtype: torch.dtype) -> None:
         self._call, self._dtype = call, dtype
@@ -81,6 +84,16 @@ class Rounded:
 
     def again(self, device: str = "cpu") -> Tensors:
         return self._rounded(self._call.again(device))
+
+
+@contextlib.contextmanager
+def formula() -> Iterator[None]:
+    """Compute a formula, quietly. Raises CannotReplay: it fails on what was recorded."""
+    try:
+        with quiet():
+            yield
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        raise CannotReplay(f"its formula fails: {first_line(error)}") from None
 
 
 def longest(*tensors: torch.Tensor) -> int:

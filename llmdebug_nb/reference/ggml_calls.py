@@ -12,12 +12,11 @@ from llmdebug_nb.core.ggml import FACTS, PREFIX, ROLE, NodeFacts, Source, owner_
 from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.reference import ggml_elements as elements
 from llmdebug_nb.reference import ggml_products as products
-from llmdebug_nb.reference.computed import Change, Tensors, longest
+from llmdebug_nb.reference.computed import Change, Computed, Tensors, formula, longest
 from llmdebug_nb.reference.ggml_blocks import Rounding, has_offsets, sums_in_half
 from llmdebug_nb.reference.ggml_given import Given, in_axes, numbers, sources_of
 from llmdebug_nb.reference.operator_calls import kept
 from llmdebug_nb.replay.checks import GAP, UNKNOWN
-from llmdebug_nb.replay.execution import quiet
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.runs import Side
 
@@ -56,7 +55,7 @@ class RecordedWeights:
         return self._side.load(records[0])
 
 
-class GgmlCall:
+class GgmlCall(Computed):
     """A node of ggml on its recorded inputs. Raises CannotReplay."""
 
     def __init__(self, side: Side, key: CallKey, op: str, weights: Weights) -> None:
@@ -104,12 +103,8 @@ class GgmlCall:
             return x if change is None else change(x)
 
         given = Given(self._sources, self._types, self._parameters, self._ne, wide)
-        try:
-            with quiet():
-                made = self._computed(given)
-        except (RuntimeError, IndexError, ValueError, TypeError) as error:
-            line = str(error).partition("\n")[0]
-            raise CannotReplay(f"its formula fails: {line}") from None
+        with formula():
+            made = self._computed(given)
         return {"0": self._ordered(made)}
 
     def _computed(self, given: Given) -> torch.Tensor:

@@ -136,17 +136,9 @@ def _xielu(given: Given) -> torch.Tensor:
     return torch.where(x > 0, rising, falling) + beta * x
 
 
-def _rms_norm(given: Given) -> torch.Tensor:
-    return _divided(given.x(), given)
-
-
 def _divided(x: torch.Tensor, given: Given) -> torch.Tensor:
     size: torch.Tensor = x.square().mean(-1, keepdim=True) + given.number("eps")
     return x / size.sqrt()
-
-
-def _norm(given: Given) -> torch.Tensor:
-    return _normed(given.x(), given)
 
 
 def _normed(x: torch.Tensor, given: Given) -> torch.Tensor:
@@ -199,18 +191,6 @@ def _argsort(given: Given) -> torch.Tensor:
 def _concat(given: Given) -> torch.Tensor:
     given.refuse("dim", 0, 1, 2, 3)
     return torch.cat([given.x(), given.x(1)], 3 - int(given.number("dim")))
-
-
-def _scale(given: Given) -> torch.Tensor:
-    return given.x() * given.number("scale") + given.number("bias")
-
-
-def _clamp(given: Given) -> torch.Tensor:
-    return given.x().clamp(given.number("min"), given.number("max"))
-
-
-def _leaky_relu(given: Given) -> torch.Tensor:
-    return F.leaky_relu(given.x(), given.number("negative_slope"))
 
 
 # -- positions -------------------------------------------------------------------------------------
@@ -286,7 +266,7 @@ FORMULAS: dict[str, Formula] = {
     **{name: _gated(_OF_ONE[function]) for name, function in _GATES.items()},
     "ADD_ID": _add_id,
     "ARGSORT": _argsort,
-    "CLAMP": _clamp,
+    "CLAMP": lambda given: given.x().clamp(given.number("min"), given.number("max")),
     "CONCAT": _concat,
     "CUMSUM": lambda given: given.x().cumsum(-1),
     "CONT": lambda given: given.x().reshape(given.shape),
@@ -294,13 +274,13 @@ FORMULAS: dict[str, Formula] = {
     "GET_ROWS": get_rows,
     "GROUP_NORM": _group_norm,
     "L2_NORM": _l2_norm,
-    "LEAKY_RELU": _leaky_relu,
+    "LEAKY_RELU": lambda given: F.leaky_relu(given.x(), given.number("negative_slope")),
     "MEAN": lambda given: given.x().mean(-1, keepdim=True),
-    "NORM": _norm,
+    "NORM": lambda given: _normed(given.x(), given),
     "REPEAT": lambda given: _tiled(given.x(), given.shape),
-    "RMS_NORM": _rms_norm,
+    "RMS_NORM": lambda given: _divided(given.x(), given),
     "ROPE": rope,
-    "SCALE": _scale,
+    "SCALE": lambda given: given.x() * given.number("scale") + given.number("bias"),
     "SUM": lambda given: given.x().sum().reshape(1, 1, 1, 1),
     "SUM_ROWS": lambda given: given.x().sum(-1, keepdim=True),
     "SWIGLU_CLAMP": _swiglu_clamp,

@@ -15,7 +15,7 @@ import torch
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES, coarsest
 from llmdebug_nb.core.records import IN_KERNEL, CallKey, summed
-from llmdebug_nb.reference.computed import Change, Tensors, Where, changed, longest
+from llmdebug_nb.reference.computed import Change, Computed, Tensors, Where, changed, longest
 from llmdebug_nb.reference.operator_calls import kept
 from llmdebug_nb.replay.arguments import Arguments, widened, widened_dtype
 from llmdebug_nb.replay.checks import GAP
@@ -79,10 +79,8 @@ class KernelFacts:
         }
 
 
-class KernelCall:
+class KernelCall(Computed):
     """A buffer that a kernel wrote, of its recorded inputs. Raises CannotReplay."""
-
-    is_one = False
 
     def __init__(self, facts: KernelFacts, side: Side, key: CallKey, where: Where) -> None:
         self._side, self._where = side, where
@@ -95,10 +93,6 @@ class KernelCall:
         self.rounds_to = DTYPES.get(coarsest(dtypes) or "")
         sizes = sum(x.numel() for x in (*self.operands, *self.recorded.values()))
         self._most = constants.REPLAY_GROWTH * (sizes + 1)
-
-    @property
-    def operands(self) -> list[torch.Tensor]:
-        return list(self._inputs.values())
 
     def exact(self, change: Change | None = None) -> Tensors:
         return self._computed(self._where, change)

@@ -12,7 +12,7 @@ import torch
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.records import CallKey
-from llmdebug_nb.reference.computed import Change, Tensors, Where, changed, longest
+from llmdebug_nb.reference.computed import Change, Computed, Tensors, Where, changed, longest
 from llmdebug_nb.reference.operator_calls import kept
 from llmdebug_nb.replay import arguments
 from llmdebug_nb.replay.checks import GAP, UNKNOWN
@@ -57,10 +57,8 @@ _CLASSES = {
 }
 
 
-class ModuleCall:
+class ModuleCall(Computed):
     """A module of torch.nn on its recorded inputs, forward or backward. Raises CannotReplay."""
-
-    rounds_to: torch.dtype | None = None
 
     def __init__(self, side: Side, key: CallKey, op: str, where: Where) -> None:
         function = _CLASSES.get(op)

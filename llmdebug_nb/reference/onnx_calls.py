@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from llmdebug_nb.core import constants
+from llmdebug_nb.core.errors import first_line
 from llmdebug_nb.core.records import GRAPH_LEVEL, ONNX, CallKey
-from llmdebug_nb.reference.computed import Change, Tensors, changed, longest
+from llmdebug_nb.reference.computed import Change, Computed, Tensors, changed, longest
 from llmdebug_nb.reference.operator_calls import kept
 from llmdebug_nb.replay import arguments
 from llmdebug_nb.replay.checks import FAILS, GAP, UNKNOWN
@@ -46,7 +47,7 @@ _SIZED_BY_VALUES = frozenset(
 )
 
 
-class OnnxCall:
+class OnnxCall(Computed):
     """A node of a graph on its recorded inputs. Raises CannotReplay.
 
     Weights are those of its module. It is computed in float64 where its opset knows that, else in
@@ -54,7 +55,6 @@ class OnnxCall:
     """
 
     is_one = True
-    rounds_to: torch.dtype | None = None
 
     def __init__(self, graph: OnnxFacts, side: Side, key: CallKey, op: str) -> None:
         self._side, self._name = side, op.removeprefix(ONNX)
@@ -70,7 +70,7 @@ class OnnxCall:
         self._places = [int(at) for at in (facts["inputs"][1] or "").split()]
         records = {r.site.slot: side.load(r) for r in side.records(key, "input")}
         self._scalars = side.scalars(key)
-        self._inputs = {str(at): self._input(str(at), graph, facts, records) for at in self._places}
+        self._taken = {str(at): self._input(str(at), graph, facts, records) for at in self._places}
         self.recorded = kept(side, key)
         self.length = longest(*self.operands, *self.recorded.values())
 
@@ -89,10 +89,10 @@ class OnnxCall:
 
     @property
     def operands(self) -> list[torch.Tensor]:
-        return [each for each in self._inputs.values() if each is not None]
+        return [each for each in self._taken.values() if each is not None]
 
     def exact(self, change: Change | None = None) -> Tensors:
-        known = {slot: x for slot, x in self._inputs.items() if x is not None}
+        known = {slot: x for slot, x in self._taken.items() if x is not None}
         load = changed(known.__getitem__, change)
         wide = self._wide()
         given = {slot: _array(load(slot), wide) for slot in known}
@@ -128,7 +128,7 @@ class OnnxCall:
     def _constants(self, axes: int, wide: str) -> dict[str, Array]:
         """Return the inputs that were recorded as numbers or texts. Raises CannotReplay."""
         made = {}
-        for slot in (s for s, x in self._inputs.items() if x is None):
+        for slot in (s for s, x in self._taken.items() if x is None):
             kind, text = self._scalars[slot]
             value = _value(slot, kind, text)
             array = np.asarray(value)
@@ -159,8 +159,7 @@ class OnnxCall:
         except CannotReplay:
             raise
         except Exception as error:  # onnx raises errors of many kinds
-            line = str(error).partition("\n")[0]
-            raise CannotReplay(f"onnx's reference fails: {line}", FAILS) from None
+            raise CannotReplay(f"onnx's reference fails: {first_line(error)}", FAILS) from None
         return {str(at): torch.from_numpy(np.array(x)) for at, x in enumerate(found)}
 
     def _refuse_growth(self, node: onnx.NodeProto, given: Mapping[str, Array]) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.records import CallKey, Record
-from llmdebug_nb.reference.computed import Change, Tensors, Where, changed, longest
+from llmdebug_nb.reference.computed import Change, Computed, Tensors, Where, changed, longest
 from llmdebug_nb.replay import arguments
 from llmdebug_nb.replay.checks import GAP
 from llmdebug_nb.replay.execution import Task
@@ -18,7 +18,7 @@ from llmdebug_nb.replay.replay import Replayed
 from llmdebug_nb.replay.runs import Side
 
 
-class OperatorCall:
+class OperatorCall(Computed):
     """An operator on its recorded inputs. Raises CannotReplay.
 
     What it keeps beside its result, as attention in bfloat16 keeps the logarithms of its sums in
@@ -35,11 +35,7 @@ class OperatorCall:
         self.length = longest(*self._inputs.values(), *self.recorded.values())
         result = self.recorded.get("0")
         floating = result if result is not None and result.is_floating_point() else None
-        self.rounds_to: torch.dtype | None = None if floating is None else floating.dtype
-
-    @property
-    def operands(self) -> list[torch.Tensor]:
-        return list(self._inputs.values())
+        self.rounds_to = None if floating is None else floating.dtype
 
     def exact(self, change: Change | None = None) -> Tensors:
         load = changed(self._load, change)
@@ -54,14 +50,11 @@ class OperatorCall:
         return self._inputs[slot]
 
 
-class GradientCall:
+class GradientCall(Computed):
     """The gradients that a function or method of tensors passes on. Raises CannotReplay.
 
     They are those of its forward call, whose inputs must be recorded too.
     """
-
-    is_one = False
-    rounds_to: torch.dtype | None = None
 
     def __init__(self, side: Side, key: CallKey, where: Where) -> None:
         forward = key._replace(phase="forward")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmdebug_nb.core.errors import OptionError, StoreError
+from llmdebug_nb.core.errors import OptionError, saving
 from llmdebug_nb.show import figure, saved_page, wire
 from llmdebug_nb.show.view_data import ViewData
 
@@ -28,13 +28,11 @@ def export(view: ViewData, state: wire.State, path: Path, show: Sequence[str] = 
         raise OptionError(f"export to {path.name!r}: expected a name that ends in {known}")
     if suffix in PAGES and show:
         raise OptionError("show chooses the pictures of a figure, but a page shows everything")
-    try:
+    with saving(path):
         if suffix in PAGES:
             path.write_text(saved_page.page(view, state), encoding="utf-8")
         else:
             figure.save(figure.state_figure(view, state, show), path)
-    except OSError as error:
-        raise StoreError(f"can't write {path}: {error.strerror or error}") from None
     return path
 
 

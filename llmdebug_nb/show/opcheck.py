@@ -39,7 +39,7 @@ def columns(result: OpCheckResult) -> list[str]:
     return [
         *_UPSTREAM,
         *(name for added in _added(result) for name in added),
-        *(_own_column(name) for name in _own(result)),
+        *(f"alg:{name}" for name in _own(result)),  # columns that no other has
         "fail_reason",
         *_OURS,
     ]
@@ -69,11 +69,6 @@ def _own(result: OpCheckResult) -> list[str]:
     """Return the names of the user's comparisons."""
     names = result.options.get("own")
     return [str(name) for name in names] if isinstance(names, (list, tuple)) else []
-
-
-def _own_column(name: str) -> str:
-    """Return a column that no other has."""
-    return f"alg:{name}"
 
 
 def _row(result: OpCheckResult, call: CallCheck, output: OutputCheck | None) -> dict[str, Cell]:

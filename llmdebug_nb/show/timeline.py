@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmdebug_nb.core.errors import OptionError, StoreError, TensorLookupError
+from llmdebug_nb.core.errors import OptionError, TensorLookupError, saving
 from llmdebug_nb.core.layers import layer_of
 from llmdebug_nb.core.paths import module_of
 from llmdebug_nb.core.printable import printable, printable_lines
@@ -209,13 +209,11 @@ class Timeline:
         target = on_this_machine(path)
         if target.suffix.lower() not in _FORMATS:
             raise OptionError(f"{target}: a timeline is written as {', '.join(_FORMATS)}")
-        try:
+        with saving(target):
             if target.suffix.lower() == ".json":
                 target.write_text(json.dumps({"traceEvents": self.trace()}), encoding="utf-8")
             else:
                 self.figure.savefig(target)
-        except OSError as error:
-            raise StoreError(f"can't write {target}: {error.strerror or error}") from None
         return target
 
 

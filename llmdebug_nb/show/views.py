@@ -24,9 +24,7 @@ from llmdebug_nb.show import (
     saved_page,
     tensors,
     wire,
-    wire_findings,
     wire_halts,
-    wire_layers,
     wire_requests,
 )
 from llmdebug_nb.show.layers import LayerErrors
@@ -39,7 +37,6 @@ from llmdebug_nb.show.view_data import Answer, Halted
 from llmdebug_nb.store.run import Run
 
 _CACHED = 6  # tensors, for zooming and slicing
-_ALONE = "a single run has no differences: compare it with another one"
 
 
 class View(ABC):
@@ -142,29 +139,12 @@ class View(ABC):
         """Return what stays in a saved notebook; see `saved_page.snapshot`."""
         return saved_page.snapshot(self, state)
 
-    def finding(self, request: wire_requests.FindingRequest) -> wire_findings.FindingDetail:
-        raise TensorLookupError(_ALONE)
+    def _refuse(self, request: Any) -> Any:
+        raise TensorLookupError("a single run has no differences: compare it with another one")
 
-    def layers(self, request: wire_requests.LayersRequest) -> Answer:
-        raise TensorLookupError(_ALONE)
-
-    def worst(self, request: wire_requests.WorstRequest) -> wire.Worst:
-        raise TensorLookupError(_ALONE)
-
-    def errors(self, request: wire_requests.ErrorsRequest) -> wire.ErrorHistogram:
-        raise TensorLookupError(_ALONE)
-
-    def scatter(self, request: wire_requests.ScatterRequest) -> Answer:
-        raise TensorLookupError(_ALONE)
-
-    def calls(self, request: wire_requests.CallsRequest) -> wire_layers.Calls:
-        raise TensorLookupError(_ALONE)
-
-    def prove(self, request: wire_requests.ProveRequest) -> wire.Overview:
-        raise TensorLookupError(_ALONE)
-
-    def inside(self, request: wire_requests.InsideRequest) -> wire.Overview:
-        raise TensorLookupError(_ALONE)
+    # what a report alone answers
+    finding = layers = worst = errors = scatter = _refuse
+    calls = prove = inside = expect = unexpect = _refuse
 
     def halt(self, request: wire_requests.HaltRequest) -> wire_halts.HaltView:
         return self._halted().shown()
@@ -176,12 +156,6 @@ class View(ABC):
         if self.halted is None:
             raise TensorLookupError("no program is halted here: these tensors were recorded")
         return self.halted
-
-    def expect(self, request: wire_requests.ExpectRequest) -> wire.Overview:
-        raise TensorLookupError(_ALONE)
-
-    def unexpect(self, request: wire_requests.UnexpectRequest) -> wire.Overview:
-        raise TensorLookupError(_ALONE)
 
     def step_index_of(self, site: Site) -> int:
         """Return the index of a site's step in the stepper."""

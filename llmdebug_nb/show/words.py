@@ -4,27 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llmdebug_nb.comparison.differences import Difference
+    from llmdebug_nb.store.run import Run
 
 
-class Named(Protocol):
-    """A run, as far as its name goes."""
-
-    path: Path | None
-
-    @property
-    def label(self) -> str: ...
-    @property
-    def where(self) -> str: ...
-    @property
-    def meta(self) -> dict[str, Any]: ...
-
-
-def made_text(run: Named) -> str:
+def made_text(run: Run) -> str:
     """Return when and with which versions a run was recorded."""
     from datetime import datetime
 
@@ -42,7 +30,7 @@ def made_text(run: Named) -> str:
     return f"{run.label}:{place}"
 
 
-def labels(golden: Named, mine: Named) -> tuple[str, str]:
+def labels(golden: Run, mine: Run) -> tuple[str, str]:
     """Return the names of two runs; if they are equal, with their folders."""
     both = golden.label, mine.label
     if both[0] != both[1] or golden.path is None or mine.path is None or golden.path == mine.path:

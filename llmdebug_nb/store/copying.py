@@ -13,7 +13,7 @@ from typing import Any
 
 from llmdebug_nb.core.batches import Batch
 from llmdebug_nb.core.columns import OPERATORS, RECORDS, SCALARS, SOURCES, TABLES, Row, Table
-from llmdebug_nb.core.errors import DumpWriteError
+from llmdebug_nb.core.errors import saving
 from llmdebug_nb.core.records import Node, RootCall
 from llmdebug_nb.store.process import OF_PROCESS, Process, processes
 from llmdebug_nb.store.source import read_nodes, read_root_calls
@@ -120,10 +120,8 @@ def copied(
 
 def _flush(folder: Path) -> None:
     """Wait until all files of a run are on the disk."""
-    try:
+    with saving(folder):
         for file in folder.rglob("*"):
             if file.is_file():
                 with open(file, "rb") as opened:
                     os.fsync(opened.fileno())
-    except OSError as error:
-        raise DumpWriteError(f"can't write {folder}: {error.strerror or error}") from None

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError, OptionError
+from llmdebug_nb.core.errors import CorruptDumpError, OptionError, saving
 from llmdebug_nb.store.expectation import Expectation
 from llmdebug_nb.store.run import Run
 
@@ -91,13 +91,11 @@ def write(golden: Run, mine: Run, marks: Sequence[Expectation]) -> Path | None:
     entries = [{"golden": name, **_as_json(mark)} for name, mark in kept]
     document = {"format": FORMAT, "version": VERSION, "expected": entries}
     text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-    try:
+    with saving(file):
         if entries:
             _replace(file, text)
         else:
             file.unlink(missing_ok=True)
-    except OSError as error:
-        raise DumpWriteError(f"can't write {file}: {error.strerror or error}") from None
     return file
 
 

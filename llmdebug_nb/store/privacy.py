@@ -257,17 +257,13 @@ def _mentions(index: Index, name: str) -> int:
         return 0
     word = re.compile(rb"(?<![A-Za-z0-9_])" + re.escape(os.fsencode(name)) + rb"(?![A-Za-z0-9_])")
     files = [file for file in index.path.rglob("*") if start_of(file.name) is None]
-    files = [file for file in files if _is_regular(file)]
+    files = [file for file in files if file.is_file() and not file.is_symlink()]
     count = 0
     for file in files or [index.path]:
         with own_file.open_file(file) as stream:
             while chunk := stream.read(_CHUNK):
                 count += len(word.findall(chunk))
     return count
-
-
-def _is_regular(file: Path) -> bool:
-    return file.is_file() and not file.is_symlink()
 
 
 def _other_files(index: Index) -> list[Path]:

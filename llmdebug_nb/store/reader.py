@@ -6,6 +6,7 @@ Opening executes no code from a dump, reads nothing outside its folder and chang
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from llmdebug_nb.store.connection import Connection
 from llmdebug_nb.store.figures import LISTED, Figures
 from llmdebug_nb.store.layouts import Contents, Layout
 from llmdebug_nb.store.process import OF_PROCESS, Process, processes
-from llmdebug_nb.store.rows import row_of
+from llmdebug_nb.store.rows import node_row, row_of
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.source import About, Source
 from llmdebug_nb.store.views import (
@@ -248,24 +249,7 @@ def _indexed(name: str, contents: Contents, layout: str, nbytes: int | Callable[
             for c in contents.calls
         ),
     )
-    insert_rows(
-        db,
-        "all_nodes",
-        (
-            (
-                i,
-                n.path,
-                n.name,
-                n.type,
-                n.parent,
-                json.dumps(n.params),
-                json.dumps(n.aliases),
-                n.root,
-                None if n.source is None else str(n.source),
-            )
-            for i, n in enumerate(contents.nodes)
-        ),
-    )
+    insert_rows(db, "all_nodes", itertools.starmap(node_row, enumerate(contents.nodes)))
     insert_rows(db, "call_rows", _execution_ids(contents))
     operators, sources = _stacks(contents)
     insert_rows(db, "operator_rows", operators)

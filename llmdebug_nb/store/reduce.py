@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmdebug_nb.core.columns import AT, Row
+from llmdebug_nb.core.errors import first_line
 from llmdebug_nb.core.kernels.raw import to_bytes
 from llmdebug_nb.store import catalog
 from llmdebug_nb.store.copying import Copy, copied
@@ -87,8 +88,7 @@ class _Reduced(Copy):
                 values = self._figures(values)
             except (RuntimeError, NotImplementedError) as error:
                 row[_KEPT], row[_OFFSET], row[_LENGTH] = None, None, None
-                reason = str(error).partition("\n")[0]
-                row[_LOST] = f"no {self._kept} of {row[_DTYPE]}: {reason}"
+                row[_LOST] = f"no {self._kept} of {row[_DTYPE]}: {first_line(error)}"
                 return
             row[_KEPT_SHAPE] = f"[{', '.join(map(str, values.shape))}]"
         self.writer.payload(row, to_bytes(values))

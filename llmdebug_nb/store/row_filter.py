@@ -10,43 +10,33 @@ from typing import NamedTuple, TypedDict
 from llmdebug_nb.core.records import Summary
 
 
-class RecordColumns(TypedDict, total=False):
+class _CallColumns(TypedDict, total=False):
+    rank: int
+    generation: int
+    step: int
+    path: str
+    call: int
+
+
+class OperatorColumns(_CallColumns, total=False):
+    """Columns of an operator call and the values they must have."""
+
+    phase: str
+
+
+class ScalarColumns(_CallColumns, total=False):
+    """Columns of a scalar and the values they must have; a tuple lists alternatives."""
+
+    role: str | tuple[str, ...]
+    slot: str
+
+
+class RecordColumns(OperatorColumns, ScalarColumns, total=False):
     """Columns of a record and the values they must have; a tuple lists alternatives."""
 
     id: int | tuple[int, ...]
-    rank: int
-    generation: int
-    step: int
-    path: str
-    call: int
-    phase: str
-    role: str | tuple[str, ...]
-    slot: str
     op: str
     producer: int
-
-
-class ScalarColumns(TypedDict, total=False):
-    """Columns of a scalar and the values they must have; a tuple lists alternatives."""
-
-    generation: int
-    step: int
-    path: str
-    call: int
-    role: str | tuple[str, ...]
-    slot: str
-    rank: int
-
-
-class OperatorColumns(TypedDict, total=False):
-    """Columns of an operator call and the values they must have."""
-
-    rank: int
-    generation: int
-    step: int
-    path: str
-    call: int
-    phase: str
 
 
 def largest(summary: Summary) -> float | None:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from llmdebug_nb.core import placement
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.placement import Placement
-from llmdebug_nb.core.records import Record, RootCall, Site, Summary, View
+from llmdebug_nb.core.records import Node, Record, RootCall, Site, Summary, View
 from llmdebug_nb.store.checked import json_of, shape_of
 from llmdebug_nb.store.format import payload_dtype
 from llmdebug_nb.store.views import ROW_COLUMNS, VIEWS
@@ -113,6 +113,15 @@ def texts_of(text: str, path: Path | None, what: str) -> list[str]:
         return json_of(list[str], text)
     except (ValueError, RecursionError) as error:
         raise CorruptDumpError(f"{path}: {what} is damaged ({error})") from None
+
+
+def node_row(number: int, node: Node) -> Row:
+    """Return a module as a row of the model tree."""
+    source = None if node.source is None else str(node.source)
+    params, aliases = json.dumps(node.params), json.dumps(node.aliases)
+    return (
+        number, node.path, node.name, node.type, node.parent, params, aliases, node.root, source
+    )  # fmt: skip
 
 
 def row_of(

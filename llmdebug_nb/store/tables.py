@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmdebug_nb.core.errors import DumpWriteError, StoreError
+from llmdebug_nb.core.errors import StoreError, saving
 from llmdebug_nb.core.printable import cell
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.views import STRIDE
@@ -48,7 +48,7 @@ def write_tables(run: Run, folder: Path) -> list[Path]:
     model = next((node.type for node in run.nodes if not node.path), "")
     given = {_call(row): row for row in _rows(ops)}
     written = []
-    try:
+    with saving(folder, "; choose another folder"):
         for where, rows in _files(run, ops):
             written.append(
                 _write(
@@ -83,10 +83,6 @@ def write_tables(run: Run, folder: Path) -> list[Path]:
             written.append(
                 _write(folder / "tiling" / "kernel_tiling.csv", list(tiling.columns), cells, ",")
             )
-    except OSError as error:
-        raise DumpWriteError(
-            f"can't write {folder}: {error.strerror or error}; choose another folder"
-        ) from None
     if not written:
         raise StoreError(
             f"{run.label} has no tables: nothing was recorded of calls;"

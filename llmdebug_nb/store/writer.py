@@ -34,6 +34,7 @@ from llmdebug_nb.store import forgetting, own_file, waiting
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store.own_file import PRIVATE_FILE, PRIVATE_FOLDER
 from llmdebug_nb.store.payload_files import PayloadWriter
+from llmdebug_nb.store.rows import node_row
 from llmdebug_nb.store.signals import Signals
 
 if TYPE_CHECKING:
@@ -308,20 +309,7 @@ class Writer:
 
     def nodes(self, nodes: Iterable[Node], start: int) -> None:
         """Add modules to the model tree; ``start``: how many it has already."""
-        rows = [
-            (
-                i,
-                n.path,
-                n.name,
-                n.type,
-                n.parent,
-                json.dumps(n.params),
-                json.dumps(n.aliases),
-                n.root,
-                None if n.source is None else str(n.source),
-            )
-            for i, n in enumerate(nodes, start)
-        ]
+        rows = list(itertools.starmap(node_row, enumerate(nodes, start)))
         with self._transaction() as db:
             db.executemany(columns.NODES.insert, rows)
 

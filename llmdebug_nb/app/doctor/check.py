@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from llmdebug_nb.app.differences import write_csv
+from llmdebug_nb.app.differences import ResultTable
 from llmdebug_nb.core.errors import OptionError
 from llmdebug_nb.core.setups import DoctorResult, Symptom, Verdict
 from llmdebug_nb.show import doctor as shown
-from llmdebug_nb.store.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 What: TypeAlias = "Run | torch.nn.Module | str | os.PathLike[str]"
 
 
-class Diagnosis(Tabular):
+class Diagnosis(ResultTable):
     """The result of `doctor`. ``result``: all differences, the most suspicious first."""
 
     def __init__(self, result: DoctorResult) -> None:
@@ -48,14 +46,8 @@ class Diagnosis(Tabular):
         names = list(Symptom.__dataclass_fields__)
         return pandas.DataFrame([asdict(each) for each in self.symptoms], columns=names)
 
-    def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Write `to_pandas` as csv; a spreadsheet computes no text of it. Raises DumpWriteError."""
-        return write_csv(path, self.to_pandas())
-
     def __str__(self) -> str:
         return shown.text(self.result)
-
-    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return shown.fragment(self.result)

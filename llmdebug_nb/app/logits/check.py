@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from llmdebug_nb.app.differences import write_csv, write_text
+from llmdebug_nb.app.differences import ResultTable, write_text
 from llmdebug_nb.app.logits.pairing import Pairing
 from llmdebug_nb.app.logits.sources import Source, of_run
 from llmdebug_nb.app.logits.texts import Texts, of_engine
@@ -21,7 +21,6 @@ from llmdebug_nb.core.errors import OptionError
 from llmdebug_nb.show import logits as shown
 from llmdebug_nb.show.tokens import Tokenizer, checked
 from llmdebug_nb.store.run import Run
-from llmdebug_nb.store.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas
@@ -37,7 +36,7 @@ _MOST = 1000  # of top-k
 _KINDS = "a run, its name or path, or a torch.nn.Module"
 
 
-class LogitsCheck(Tabular):
+class LogitsCheck(ResultTable):
     """The result of `logits`. ``result``: all tokens."""
 
     def __init__(
@@ -94,10 +93,6 @@ class LogitsCheck(Tabular):
             raise OptionError("by_layer needs two runs: record mine, too, with its modules")
         return by_layer(*self._runs, model, progress)
 
-    def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Write `to_pandas` as csv; a spreadsheet computes no text of it. Raises DumpWriteError."""
-        return write_csv(path, self.to_pandas())
-
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write one self-contained HTML page. Raises StoreError."""
         from llmdebug_nb.show.logits_page import page
@@ -115,8 +110,6 @@ class LogitsCheck(Tabular):
 
     def __str__(self) -> str:
         return shown.text(self.result, self._words)
-
-    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         from llmdebug_nb.show.logits_page import fragment
@@ -169,23 +162,6 @@ def logits(
         return repeated(golden, inputs)
     if inputs is not None:
         raise OptionError("inputs are for a model that is run twice: leave out mine, or inputs")
-    return compared(
-        golden, mine, rule=rule, top=top, clip=clip, at=at, tokenizer=tokenizer, progress=progress
-    )
-
-
-def compared(
-    golden: object,
-    mine: object,
-    *,
-    rule: Rule = "rounding",
-    top: int = 5,
-    clip: float | None = None,
-    at: str | tuple[str | None, str | None] | None = None,
-    tokenizer: Tokenizer | None = None,
-    progress: bool = True,
-) -> LogitsCheck:
-    """Compare the logits of two programs; see `logits`."""
     tokenizer = checked(tokenizer)
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= _MOST:
         raise OptionError(f"top: {top!r}; expected a whole number from 1 to {_MOST}")

@@ -12,7 +12,7 @@ import torch
 from llmdebug_nb.app.logits.sources import Key, Source, Step
 from llmdebug_nb.capture import generation
 from llmdebug_nb.core.bars import progress_bar
-from llmdebug_nb.core.errors import CompareError
+from llmdebug_nb.core.errors import CompareError, first_line
 from llmdebug_nb.core.interrupts import Unbroken
 from llmdebug_nb.replay.execution import quiet
 from llmdebug_nb.replay.swap import restored
@@ -115,10 +115,9 @@ class _Feeding:
         try:
             return self._model(ids.to(self._device), **given)
         except Exception as error:  # the model is the program's: it may raise anything
-            line = str(error).partition("\n")[0]
             raise CompareError(
                 f"{type(self._model).__name__} fails on golden's tokens:"
-                f" {type(error).__name__}: {line}"
+                f" {type(error).__name__}: {first_line(error)}"
             ) from None
 
 

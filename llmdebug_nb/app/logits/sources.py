@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -219,11 +220,7 @@ def _shape(sizes: tuple[int, ...], ids: torch.Tensor | None, kind: str) -> tuple
     """
     *front, width = sizes
     if len(front) > 1:
-        rows = front[-1]
-        count = 1
-        for each in front[:-1]:
-            count *= each
-        return count, rows, width
+        return math.prod(front[:-1]), front[-1], width
     count = front[0] if front else 1
     if ids is not None and ids.shape[0] * ids.shape[1] == count:
         return ids.shape[0], ids.shape[1], width

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.app.cluster.cluster import Cluster, ClusterLike, connected
-from llmdebug_nb.app.differences import write_csv
+from llmdebug_nb.app.differences import ResultTable
 from llmdebug_nb.app.live_models import is_recorded_here
 from llmdebug_nb.app.opcheck import cases as case_files
 from llmdebug_nb.app.opcheck.algorithms import load, name_of
@@ -22,15 +22,22 @@ from llmdebug_nb.app.opcheck.processes import check_in_processes
 from llmdebug_nb.app.opcheck.weights import FileWeights
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.core.bars import progress_bar
-from llmdebug_nb.core.errors import DumpWriteError, OptionError, TensorLookupError, nearest
+from llmdebug_nb.core.errors import (
+    DumpWriteError,
+    OptionError,
+    TensorLookupError,
+    first_line,
+    nearest,
+    saving,
+)
 from llmdebug_nb.core.ggml import PREFIX
+from llmdebug_nb.core.option_parsing import some_of
 from llmdebug_nb.core.options import runs_folder
 from llmdebug_nb.core.urls import on_this_machine
 from llmdebug_nb.replay.checks import METRICS, MODES, REFERENCES, CallCheck, OpCheckResult
 from llmdebug_nb.show import opcheck as shown
 from llmdebug_nb.show.spreadsheet import workbook
 from llmdebug_nb.store.run import Run
-from llmdebug_nb.store.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas
@@ -40,7 +47,7 @@ _SHOWN = 8  # operators that an error lists
 _MOST_THREADS = 1024  # a machine with more cores is not known
 
 
-class OpCheck(Tabular):
+class OpCheck(ResultTable):
     """The result of `opcheck`. ``result``: all checks. ``paths``: the files that were written."""
 
     def __init__(self, run: Run, result: OpCheckResult) -> None:
@@ -63,20 +70,14 @@ class OpCheck(Tabular):
 
         return pandas.DataFrame(shown.rows(self.result), columns=shown.columns(self.result))
 
-    def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Write `to_pandas` as csv; a spreadsheet computes no text of it. Raises DumpWriteError."""
-        return write_csv(path, self.to_pandas())
-
     def to_xlsx(self, path: str | os.PathLike[str]) -> Path:
         """Write upstream's workbook: all outputs, and those that failed. Raises DumpWriteError."""
         where, columns = on_this_machine(path), shown.columns(self.result)
         rows = [list(row.values()) for row in shown.rows(self.result)]
         failed = [list(row.values()) for row in shown.rows(self.result, failed=True)]
         sheets = {"opcheck_results": rows, "addition_failed_cases": failed}
-        try:
+        with saving(where):
             where.write_bytes(workbook({n: [columns, *each] for n, each in sheets.items()}))
-        except OSError as error:
-            raise DumpWriteError(f"can't write {where}: {error.strerror or error}") from None
         return where
 
     def repro(self, which: CallCheck | int = 0) -> str:
@@ -97,8 +98,6 @@ class OpCheck(Tabular):
 
     def __str__(self) -> str:
         return shown.text(self.result, self.paths)
-
-    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return shown.page(self.result, self.paths)
@@ -224,16 +223,12 @@ def _how(run: Run, metrics: str | Iterable[str], device: str, rerun: bool) -> Ho
     """Read options. Raises OptionError."""
     import torch
 
-    names = metrics.replace(",", " ").split() if isinstance(metrics, str) else list(metrics)
-    for name in names:
-        if name not in METRICS:
-            raise OptionError(f"metrics: {name!r} is not known{nearest(str(name), METRICS)}")
+    wanted = tuple(some_of(metrics, METRICS, "metrics"))
     try:
         torch.empty(0, dtype=torch.float64, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:
-        line = str(error).partition("\n")[0]
-        raise OptionError(f"device {device!r} can't compute in float64: {line}") from None
-    wanted = tuple(name for name in METRICS if name in names)
+        why = first_line(error)
+        raise OptionError(f"device {device!r} can't compute in float64: {why}") from None
     return How(wanted, device, rerun, is_recorded_here(run))
 
 

@@ -16,7 +16,7 @@ from types import TracebackType
 
 from llmdebug_nb.app.opcheck.checking import How
 from llmdebug_nb.app.opcheck.choosing import Call
-from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError
+from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError, saving
 from llmdebug_nb.replay.checks import CallCheck
 from llmdebug_nb.store import own_file
 from llmdebug_nb.store.run import Run
@@ -71,11 +71,9 @@ class Journal:
     def add(self, check: CallCheck) -> None:
         """Keep a check. Raises DumpWriteError."""
         self.done[check.record] = check
-        try:
+        with saving(self.path):
             self._file.write(check.line().encode() + b"\n")
             self._file.flush()
-        except OSError as error:
-            raise DumpWriteError(f"can't write {self.path}: {error.strerror or error}") from None
 
     def remove(self) -> None:
         """Everything is checked and written elsewhere."""

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from llmdebug_nb.app.differences import write_csv
+from llmdebug_nb.app.differences import ResultTable
 from llmdebug_nb.app.perturbing.program import Distance, Inputs, Program, Result, Wanted, distance
 from llmdebug_nb.app.perturbing.search import NOT_REACHED, Units, most_runs, search
 from llmdebug_nb.capture.perturbing.perturbation import Listing, Perturbation
 from llmdebug_nb.core.bars import progress_bar
 from llmdebug_nb.core.errors import CaptureError, OptionError, nearest
+from llmdebug_nb.core.option_parsing import some_of
 from llmdebug_nb.core.perturbations import (
     KINDS,
     MODES,
@@ -29,7 +28,6 @@ from llmdebug_nb.core.perturbations import (
 )
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.show import perturb as shown
-from llmdebug_nb.store.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 _REPEATS = 2  # unperturbed runs besides the first: they tell how far the program moves by itself
 
 
-class Perturbed(Tabular):
+class Perturbed(ResultTable):
     """The result of `perturb`. ``result``: all that was measured."""
 
     def __init__(self, result: Sensitivity) -> None:
@@ -57,14 +55,8 @@ class Perturbed(Tabular):
 
         return pandas.DataFrame(shown.rows(self.result), columns=shown.COLUMNS)
 
-    def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Write `to_pandas` as csv; a spreadsheet computes no text of it. Raises DumpWriteError."""
-        return write_csv(path, self.to_pandas())
-
     def __str__(self) -> str:
         return shown.text(self.result)
-
-    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return shown.page(self.result)
@@ -118,13 +110,10 @@ def perturb(
 
 
 def _kinds(kinds: str | Iterable[str]) -> list[str]:
-    names = kinds.replace(",", " ").split() if isinstance(kinds, str) else list(kinds)
-    for name in names:
-        if name not in KINDS:
-            raise OptionError(f"kinds: {name!r} is not known{nearest(str(name), KINDS)}")
+    names = some_of(kinds, KINDS, "kinds")
     if not names:
         raise OptionError(f"kinds: expected any of {', '.join(KINDS)}")
-    return [name for name in KINDS if name in names]
+    return names
 
 
 def _top(top: int | None) -> int | None:

@@ -21,7 +21,7 @@ from llmdebug_nb.capture.perturbing.unrounded import values
 from llmdebug_nb.capture.walk import leaves
 from llmdebug_nb.comparison import metrics
 from llmdebug_nb.core.determinism import random_state
-from llmdebug_nb.core.errors import CaptureError, OptionError, nearest
+from llmdebug_nb.core.errors import CaptureError, OptionError, first_line, nearest
 from llmdebug_nb.core.interrupts import Unbroken
 from llmdebug_nb.replay.swap import restored
 
@@ -168,10 +168,9 @@ def _copied(value: object) -> object:
     try:
         return copy.deepcopy(value, memo)
     except Exception as error:  # of whatever class the value is
-        line = str(error).partition("\n")[0]
         raise OptionError(
-            f"inputs: {type(value).__name__} can't be copied for each run ({line}); give a "
-            "function that makes it and runs the model"
+            f"inputs: {type(value).__name__} can't be copied for each run ({first_line(error)});"
+            " give a function that makes it and runs the model"
         ) from None
 
 

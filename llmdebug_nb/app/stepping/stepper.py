@@ -21,7 +21,7 @@ from llmdebug_nb.app.stepping.golden import Golden
 from llmdebug_nb.app.stepping.stop import Stop
 from llmdebug_nb.app.stepping.thread import Ended, under_same_settings
 from llmdebug_nb.core import interrupts
-from llmdebug_nb.core.errors import CaptureError, LLMDebugError, OptionError, nearest
+from llmdebug_nb.core.errors import CaptureError, LLMDebugError, OptionError, first_line, nearest
 from llmdebug_nb.core.layers import is_layer
 from llmdebug_nb.core.options import EVERY_TOKEN, DumpKeywords, DumpOptions
 from llmdebug_nb.store.run import Run
@@ -273,10 +273,9 @@ class Stepper:
             try:
                 _write(stop.outputs, stop.golden)
             except RuntimeError as error:
-                why = str(error).partition("\n")[0]
                 self._events.put(CaptureError(
                     f"replace: {stop.path or 'the model'} gave a tensor that can't be written to:"
-                    f" {why}"
+                    f" {first_line(error)}"
                 ))  # fmt: skip
                 return False
             self._replaced.append(stop.place)

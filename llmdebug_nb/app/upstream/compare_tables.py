@@ -17,7 +17,12 @@ from llmdebug_nb.comparison import metrics
 from llmdebug_nb.comparison.columns import CUTS, LIST_ALL
 from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.comparison.modules import Modules
-from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError, OptionError, TensorLookupError
+from llmdebug_nb.core.errors import (
+    CorruptDumpError,
+    OptionError,
+    TensorLookupError,
+    saving,
+)
 from llmdebug_nb.core.layers import repeated_layers
 from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import Record
@@ -53,10 +58,8 @@ def write_tables(
         DumpWriteError: a file can't be written.
     """
     where = on_this_machine(folder)
-    try:
+    with saving(where):
         where.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DumpWriteError(f"can't write {where}: {error.strerror or error}") from None
     stamp = datetime.now(timezone.utc).strftime("%Y%m%d%H%M%S%f")
     chosen = _of_level(report, level)
     if not chosen:
@@ -191,8 +194,6 @@ def _write_sheets(report: Report, table: pandas.DataFrame, path: Path) -> Path:
     every = list(zip(report.differences, rows, strict=True))
     sheets = {name: [row for d, row in every if keep(d)] for name, keep in cuts.items()}
     sheets[LIST_ALL] = rows
-    try:
+    with saving(path):
         path.write_bytes(workbook({n: [list(table), *each] for n, each in sheets.items()}))
-    except OSError as error:
-        raise DumpWriteError(f"can't write {path}: {error.strerror or error}") from None
     return path

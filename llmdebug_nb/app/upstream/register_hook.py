@@ -12,7 +12,7 @@ from llmdebug_nb.app.recording import Recording
 from llmdebug_nb.app.upstream.dump_config import OPTION_NAMES, DumpConfig
 from llmdebug_nb.app.upstream.option_names import named_as
 from llmdebug_nb.core import determinism
-from llmdebug_nb.core.errors import OptionError, StoreError
+from llmdebug_nb.core.errors import OptionError, StoreError, saving
 from llmdebug_nb.core.places import shown
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.store.layouts.msit import ANALYSIS, ANALYSIS_COLUMNS, analysis_row
@@ -108,16 +108,13 @@ def write_analysis(run: Run) -> Path:
     if run.path is None:
         raise StoreError(f"run {run.name!r} has no folder for tensor_analyze.csv")
     path, last = run.path / ANALYSIS, -1
-    try:
-        with open(path, "w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file)
-            path.chmod(PRIVATE_FILE)
-            table.writerow(ANALYSIS_COLUMNS)
-            while page := list(run.records(after=last, n=1000)):
-                table.writerows(analysis_row(record, _expression(run, record)) for record in page)
-                last = page[-1].id
-    except OSError as error:
-        raise StoreError(f"can't write {path}: {error.strerror or error}") from None
+    with saving(path), open(path, "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        path.chmod(PRIVATE_FILE)
+        table.writerow(ANALYSIS_COLUMNS)
+        while page := list(run.records(after=last, n=1000)):
+            table.writerows(analysis_row(record, _expression(run, record)) for record in page)
+            last = page[-1].id
     return path
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -179,7 +181,7 @@ def save_torch_data(pt_data: object, pt_file_path: str | os.PathLike[str]) -> No
     Raises:
         OptionError: another ending. DumpWriteError: it can't be written.
     """
-    with _Saving(pt_file_path, (".pt", ".pth")) as path:
+    with _place(pt_file_path, (".pt", ".pth")) as path:
         torch.save(pt_data, path)
 
 
@@ -192,36 +194,27 @@ def save_npy_data(npy_file_path: str | os.PathLike[str], npy_data: Array | torch
     array = _array(npy_data) if isinstance(npy_data, torch.Tensor) else np.asarray(npy_data)
     if array.dtype.hasobject:
         raise OptionError(f"npy_data of {array.dtype}: expected numbers; objects are no tensor")
-    with _Saving(npy_file_path, (".npy",)) as path:
+    with _place(npy_file_path, (".npy",)) as path:
         np.save(path, array, allow_pickle=False)
 
 
-class _Saving:
-    """Checks a path to save to, and makes its folder."""
-
-    def __init__(self, path: str | os.PathLike[str], endings: tuple[str, ...]) -> None:
-        if not isinstance(path, (str, os.PathLike)):
-            raise OptionError(
-                f"expected a path, got {type(path).__name__}; it is save_torch_data(data, path),"
-                " but save_npy_data(path, data)"
-            )
-        self._path = Path(path)
-        if self._path.suffix not in endings:
-            raise OptionError(f"{self._path}: expected a name that ends in {' or '.join(endings)}")
-
-    def __enter__(self) -> Path:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise self._failed(error) from None
-        return self._path
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (OSError, RuntimeError)):  # torch's own error for a full disk
-            raise self._failed(error) from None
-
-    def _failed(self, error: OSError | RuntimeError) -> DumpWriteError:
-        return DumpWriteError(f"can't write {self._path}: {str(error).splitlines()[0][:200]}")
+@contextmanager
+def _place(path: str | os.PathLike[str], endings: tuple[str, ...]) -> Iterator[Path]:
+    """Check a path to save to, and make its folder."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise OptionError(
+            f"expected a path, got {type(path).__name__}; it is save_torch_data(data, path),"
+            " but save_npy_data(path, data)"
+        )
+    place = Path(path)
+    if place.suffix not in endings:
+        raise OptionError(f"{place}: expected a name that ends in {' or '.join(endings)}")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        yield place
+    except (OSError, RuntimeError) as error:  # torch's own error for a full disk
+        why = str(error).splitlines()[0][:200]
+        raise DumpWriteError(f"can't write {place}: {why}") from None
 
 
 def _folder_of(path: Path) -> Folder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -78,6 +79,14 @@ class Listing(Generic[F]):
     files: list[F]
     names: list[str]
     unread: list[Draft]
+
+
+def holds(path: Path, names: Iterable[str], named: Callable[[Folder, str], object]) -> bool:
+    """Tell whether a path is a folder with files of a layout. ``names``: of all that are in it."""
+    if not path.is_dir():
+        return False
+    folder = Folder(path)
+    return any(named(folder, name) for name in names)
 
 
 def listing(

@@ -22,7 +22,7 @@ from llmdebug_nb.core.kernels.raw import array_of
 from llmdebug_nb.core.printable import file_part
 from llmdebug_nb.core.records import Site, Summary
 from llmdebug_nb.store.layouts.contents import Contents
-from llmdebug_nb.store.layouts.drafts import Draft, Place, contents, listing
+from llmdebug_nb.store.layouts.drafts import Draft, Place, contents, holds, listing
 from llmdebug_nb.store.layouts.files import Folder, read_npy
 from llmdebug_nb.store.layouts.graph_calls import (
     DIRECTIONS,
@@ -88,10 +88,7 @@ def _named(folder: Folder, name: str) -> _File | None:
 
 def detect(path: Path, names: Sequence[str]) -> bool:
     """Tell whether ``path`` is an FX dump, or a part of one."""
-    if not path.is_dir():
-        return False
-    folder = Folder(path)
-    return any(_named(folder, name) for name in names)
+    return holds(path, names, _named)
 
 
 def read(path: Path) -> Contents:

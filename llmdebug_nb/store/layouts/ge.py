@@ -24,7 +24,15 @@ from llmdebug_nb.core.printable import file_part
 from llmdebug_nb.core.records import IN_KERNEL, Record, Site
 from llmdebug_nb.store.layouts import ge_file
 from llmdebug_nb.store.layouts.contents import Contents
-from llmdebug_nb.store.layouts.drafts import Draft, Listing, Place, contents, listing, missing
+from llmdebug_nb.store.layouts.drafts import (
+    Draft,
+    Listing,
+    Place,
+    contents,
+    holds,
+    listing,
+    missing,
+)
 from llmdebug_nb.store.layouts.files import TENSOR_FILES, Folder, GivenFile, reading
 from llmdebug_nb.store.layouts.fx import figures_of
 from llmdebug_nb.store.layouts.graph_calls import (
@@ -76,10 +84,7 @@ def detect(path: Path, names: Sequence[str]) -> bool:
     """Tell whether ``path`` is a GE dump, or a part of one, down to a single file."""
     if path.is_file():
         return _FILE.fullmatch(path.name) is not None and not _is_plain(path)
-    if not path.is_dir():
-        return False
-    folder = Folder(path)
-    return any(_named(folder, name) for name in names)
+    return holds(path, names, _named)
 
 
 def _is_plain(path: Path) -> bool:

@@ -28,7 +28,15 @@ from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.printable import cell, file_part
 from llmdebug_nb.core.records import Node, Record, Site, Summary
 from llmdebug_nb.store.layouts.contents import Contents
-from llmdebug_nb.store.layouts.drafts import Draft, Place, contents, listing, missing, moment
+from llmdebug_nb.store.layouts.drafts import (
+    Draft,
+    Place,
+    contents,
+    holds,
+    listing,
+    missing,
+    moment,
+)
 from llmdebug_nb.store.layouts.files import (
     Folder,
     dtype_named,
@@ -104,10 +112,7 @@ def _named(folder: Folder, name: str) -> _File | None:
 
 def detect(path: Path, names: Sequence[str]) -> bool:
     """Tell whether ``path`` is a dump, its ``torch_tensors``, a process in it, or one token."""
-    if not path.is_dir():
-        return False
-    folder = Folder(path)
-    return any(_named(folder, name) for name in names)
+    return holds(path, names, _named)
 
 
 def read(path: Path) -> Contents:

@@ -28,7 +28,7 @@ from llmdebug_nb.core.printable import file_part
 from llmdebug_nb.core.records import Site
 from llmdebug_nb.store.layouts import atb_bin, onnx_file
 from llmdebug_nb.store.layouts.contents import Contents
-from llmdebug_nb.store.layouts.drafts import Draft, Place, contents, missing
+from llmdebug_nb.store.layouts.drafts import Draft, Place, contents, holds, missing
 from llmdebug_nb.store.layouts.files import Folder, GivenFile, from_array, read_npy, reading
 from llmdebug_nb.store.layouts.pickled import granted, is_saved, plain, read_object, tensors_in
 from llmdebug_nb.store.layouts.writing import Dump, Written, kept, loaded
@@ -66,10 +66,7 @@ def detect(path: Path, names: Sequence[str]) -> bool:
     """Tell whether ``path`` is a tensor file, or a folder with at least one in it or below."""
     if path.is_file():
         return _is_given(_given(path))
-    if not path.is_dir():
-        return False
-    folder = Folder(path)
-    return any(_is_tensor_file(folder, name) for name in names)
+    return holds(path, names, _is_tensor_file)
 
 
 def read(path: Path) -> Contents:

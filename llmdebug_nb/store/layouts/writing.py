@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from llmdebug_nb.core.errors import StoreError, TensorLookupError
+from llmdebug_nb.core.errors import StoreError, TensorLookupError, saving
 from llmdebug_nb.core.records import CallKey, Frame, Node, Record, Site
 
 if TYPE_CHECKING:
@@ -60,15 +60,13 @@ def write(writer: Writer, dump: Dump, folder: Path) -> Written:
         StoreError: the folder is not empty, can't be written to, or nothing can be written to it.
     """
     written = Written(folder)
-    try:
+    with saving(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise StoreError(
                 f"{folder} is not empty: name a new folder, so that no two dumps are mixed up"
             )
         writer(dump, folder, written)
-    except OSError as error:
-        raise StoreError(f"can't write {folder}: {error.strerror or error}") from None
     if not written.tensors + written.described:
         reasons = [f"{count:,} {reason}" for reason, count in written.left_out.items()]
         why = "; ".join(reasons) or "the run has no tensor for this layout"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from llmdebug_nb.core.errors import CorruptDumpError, OptionError
+from llmdebug_nb.core.errors import CorruptDumpError, OptionError, first_line
 from llmdebug_nb.store.topology.document import Operation, Topology
 
 OPSET = 21  # of ONNX itself, of which no operator is used
@@ -84,9 +84,8 @@ def model(topology: Topology, level: int = -1) -> Any:
     try:
         onnx.checker.check_model(made_model)
     except onnx.checker.ValidationError as error:
-        why = str(error).partition("\n")[0]
         raise CorruptDumpError(
-            f"{topology.root.name}: no ONNX model can be made of it: {why}"
+            f"{topology.root.name}: no ONNX model can be made of it: {first_line(error)}"
         ) from None
     return made_model
 
