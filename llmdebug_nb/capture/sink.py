@@ -1,4 +1,4 @@
-"""The interfaces of a recorder: the sink of its rows, and the call that a row belongs to."""
+"""The interfaces of a recorder: the sink of its rows, and how one that only checks is told."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from llmdebug_nb.capture.calls import Leaf
-from llmdebug_nb.capture.signatures import Parameters
 from llmdebug_nb.core.batches import Batch, Frames
 from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.records import Node
@@ -67,24 +66,3 @@ class CheckingRecorder(Protocol):
 
     def record_read(self, value: object) -> None:
         """The program has read the number in a tensor."""
-
-
-class RecordedCall(Protocol):
-    """The call that a record belongs to."""
-
-    @property
-    def root_call(self) -> int: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def number(self) -> int: ...
-    @property
-    def op(self) -> str: ...
-    @property
-    def level(self) -> str: ...
-    @property
-    def phase(self) -> str: ...
-    @property
-    def id(self) -> str | None: ...
-    @property
-    def parameters(self) -> Parameters | None: ...

@@ -157,11 +157,6 @@ def wrapper(cls: type, like: torch.Tensor, dtype: torch.dtype) -> Any:
     )  # fmt: skip
 
 
-def dispatcher_operators() -> list[str]:
-    """Return the names of all operators of the dispatcher: ``aten::mm``."""
-    return list(torch._C._dispatch_get_all_op_names())
-
-
 def operator(name: str, overload: str) -> torch._ops.OpOverload | None:
     """Return an operator by the dispatcher's name of it, ``aten::add`` and ``Tensor``, or None."""
     space, _, bare = name.partition("::")

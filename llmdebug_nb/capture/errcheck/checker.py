@@ -26,7 +26,7 @@ from llmdebug_nb.capture.errcheck.headroom import ReachByDtype
 from llmdebug_nb.capture.errcheck.inputs import Inputs, is_near
 from llmdebug_nb.capture.errcheck.origins import BadTensors, Origin
 from llmdebug_nb.capture.recorder import Recorder
-from llmdebug_nb.capture.sink import RecordedCall, Sink
+from llmdebug_nb.capture.sink import Sink
 from llmdebug_nb.capture.walk import call_inputs, operator_inputs
 from llmdebug_nb.core.faults import CRITICAL, HIGH, KINDS, MEDIUM, Fault, ProcessCheck
 from llmdebug_nb.core.kernels.overflow import NONE, quick_reach, reach
@@ -106,7 +106,7 @@ class Checker(Recorder):
 
     # -- what the session shows -------------------------------------------------------------------
 
-    def record(self, call: RecordedCall, role: str, leaves: Iterable[Leaf]) -> None:
+    def record(self, call: OpenCall, role: str, leaves: Iterable[Leaf]) -> None:
         """Note the inputs of a call, or check its outputs."""
         if not isinstance(call, OpenCall):
             return
@@ -121,7 +121,7 @@ class Checker(Recorder):
             call.inputs, call.pending, call.arguments = [], (), None
 
     def record_tensor(
-        self, call: RecordedCall, role: str, slot: str, tensor: torch.Tensor,
+        self, call: OpenCall, role: str, slot: str, tensor: torch.Tensor,
         phase: str = "forward",
     ) -> None:  # fmt: skip
         """Check a gradient: one that arrives at a module's call, leaves it, or is a parameter's."""
@@ -154,10 +154,10 @@ class Checker(Recorder):
             with self._check_lock:
                 self._reach_result(value, "a number that the program reads")
 
-    def record_weight(self, call: RecordedCall, slot: str, tensor: torch.Tensor) -> None:
+    def record_weight(self, call: OpenCall, slot: str, tensor: torch.Tensor) -> None:
         pass
 
-    def record_call(self, call: RecordedCall) -> None:
+    def record_call(self, call: OpenCall) -> None:
         pass
 
     def add_weights(self, weights: list[torch.Tensor]) -> None:

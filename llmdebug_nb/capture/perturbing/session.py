@@ -7,14 +7,13 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from llmdebug_nb.capture.calls import Leaf
+from llmdebug_nb.capture.calls import Leaf, OpenCall
 from llmdebug_nb.capture.errcheck.session import NoSink
 from llmdebug_nb.capture.intervention import Intervention
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.root_finder import Describe
 from llmdebug_nb.capture.session import EagerModules, Session
 from llmdebug_nb.capture.session_parts import Parts
-from llmdebug_nb.capture.sink import RecordedCall
 from llmdebug_nb.core.options import EVERY_TOKEN, DumpOptions
 from llmdebug_nb.core.records import RootCall
 
@@ -49,9 +48,9 @@ class PerturbedSession:
 class _Nothing(Recorder):
     """A recorder that keeps nothing."""
 
-    def record(self, call: RecordedCall, role: str, leaves: Iterable[Leaf]) -> None: ...
+    def record(self, call: OpenCall, role: str, leaves: Iterable[Leaf]) -> None: ...
     def record_tensor(
-        self, call: RecordedCall, role: str, slot: str, tensor: torch.Tensor,
+        self, call: OpenCall, role: str, slot: str, tensor: torch.Tensor,
         phase: str = "forward",
     ) -> None: ...  # fmt: skip
     def may_wait(self, op: str) -> bool:
@@ -62,8 +61,8 @@ class _Nothing(Recorder):
 
     def record_result(self, outputs: Iterable[Leaf]) -> None: ...
     def record_read(self, value: object) -> None: ...
-    def record_weight(self, call: RecordedCall, slot: str, tensor: torch.Tensor) -> None: ...
-    def record_call(self, call: RecordedCall) -> None: ...
+    def record_weight(self, call: OpenCall, slot: str, tensor: torch.Tensor) -> None: ...
+    def record_call(self, call: OpenCall) -> None: ...
     def add_weights(self, weights: list[torch.Tensor]) -> None: ...
     def end_call(self, calls: Iterable[RootCall]) -> None: ...
     def flush(self, calls: Iterable[RootCall] = ()) -> None: ...
