@@ -378,7 +378,7 @@ class Observer:
         if forward is None and (self.context.filtered or self._restricted):
             self.unpaired += 1  # of another model, or a sum that the engine makes for itself
             return None
-        self._forwards.mark_used()
+        self._forwards.used = True
         path = f"{(forward.module if forward else None) or ''}/{operator.name}"
         root_call = forward.root_call if forward else self.context.latest
         number = self.context.counts.next(path, root_call)

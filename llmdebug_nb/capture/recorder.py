@@ -290,7 +290,7 @@ class Recorder:
     def _attempt(self, row: Row, work: Callable[[Row, T], None], argument: T) -> None:
         """Do ``work(row, argument)``; an error is noted in the row."""
         try:
-            self.values.attempt(row, partial(work, row, argument))
+            self.values.attempt(row, work, argument)
         except BaseException:  # of the program: its handler of a signal, say
             row[rows.SHAPE] = None  # it is dropped, so nothing may be described by it
             self.values.contents.clear()

@@ -37,27 +37,21 @@ class Exposed(Protocol):
     def rounding(self) -> float: ...
     def gives(self, name: str) -> bool:
         """Tell whether it returns a value."""
-        ...
 
     def facts(self, node: GraphNode) -> Sequence[Scalar]:
         """Return what it knows of how a node runs."""
-        ...
 
     def has_constant(self, name: str) -> bool:
         """Tell whether a value is a constant."""
-        ...
 
     def constant(self, name: str) -> torch.Tensor | None:
         """Return a constant; None if torch has no such dtype. Raises ValueError, OSError."""
-        ...
 
     def shape(self, weight: Weight) -> list[int]:
         """Return the shape of a weight in its module."""
-        ...
 
     def close(self) -> None:
         """Free what it holds."""
-        ...
 
 
 class FollowedGraph:

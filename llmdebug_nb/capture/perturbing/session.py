@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from llmdebug_nb.capture.calls import Leaf, OpenCall
-from llmdebug_nb.capture.errcheck.session import NoSink
 from llmdebug_nb.capture.intervention import Intervention
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.root_finder import Describe
 from llmdebug_nb.capture.session import EagerModules, Session
 from llmdebug_nb.capture.session_parts import Parts
+from llmdebug_nb.capture.sink import NoSink
 from llmdebug_nb.core.options import EVERY_TOKEN, DumpOptions
 from llmdebug_nb.core.records import RootCall
 
