@@ -1,13 +1,12 @@
-"""The interfaces of a recorder: the sink of its rows, and how one that only checks is told."""
+"""The sink of a recorder's rows, and one that keeps nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
-from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.core.batches import Batch, Frames
 from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.records import Node
@@ -71,23 +70,3 @@ class NoSink:
         return []
 
     def close(self, meta: dict[str, object]) -> None: ...
-
-
-@runtime_checkable
-class CheckingRecorder(Protocol):
-    """A recorder that only checks what it is shown, wherever it runs: also in optimizers.
-
-    It computes operators again, so their arguments are kept. It needs no source lines and no views.
-    """
-
-    def may_wait(self, op: str) -> bool:
-        """Return whether an operator need not be looked at before it has run."""
-
-    def passes(self, result: object) -> bool:
-        """Count a call that has ended, and return True, if its result is ordinary."""
-
-    def record_result(self, outputs: Iterable[Leaf]) -> None:
-        """The outermost call of a model has returned ``outputs``."""
-
-    def record_read(self, value: object) -> None:
-        """The program has read the number in a tensor."""

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from llmdebug_nb.capture.compat import dynamo, inductor
-from llmdebug_nb.capture.compat.inductor import CompiledFunction, GraphInput
+from llmdebug_nb.capture.compat import dynamo
+from llmdebug_nb.capture.compat.inductor import compiling, settings
+from llmdebug_nb.capture.compat.inductor.kernel_calls import CompiledFunction, GraphInput
 from llmdebug_nb.capture.compiled.fusion_switches import FusionSwitch
 from llmdebug_nb.capture.compiled.graph_recorder import (
     CompiledGraph,
@@ -42,7 +43,7 @@ class Graphs:
             self._config.setdefault("cpp.enable_kernel_profile", True)
         self._numbers = itertools.count()
         self._fused = options.graph != "fx"
-        why = inductor.trouble() if self._fused else None
+        why = settings.trouble() if self._fused else None
         if why is not None:
             self._fused = False
             problem = f"kernels can't be seen ({why}): the graph was run node by node instead"
@@ -73,7 +74,7 @@ class Graphs:
         def observe(backward: bool) -> KernelRecorder:
             return KernelRecorder(self._recorder, new_graph(backward))
 
-        return inductor.compile_traced(traced, inputs, self._switch, self._config, observe)
+        return compiling.compile_traced(traced, inputs, self._switch, self._config, observe)
 
     def _interpreted(self, module: torch.fx.GraphModule, graph: CompiledGraph) -> CompiledFunction:
         """Return a function that runs a graph and records its nodes in recorded steps."""

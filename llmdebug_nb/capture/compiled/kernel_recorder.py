@@ -9,7 +9,7 @@ import torch
 
 from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.compat import triton
-from llmdebug_nb.capture.compat.inductor import CompiledFunction, Launch
+from llmdebug_nb.capture.compat.inductor.kernel_calls import CompiledFunction, Launch
 from llmdebug_nb.capture.compiled.formulas import Formula, Formulas
 from llmdebug_nb.capture.compiled.graph_recorder import CompiledGraph, GraphRecorder, GraphRun
 from llmdebug_nb.capture.compiled.origins import Origin, origin_of

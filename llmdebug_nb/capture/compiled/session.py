@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from llmdebug_nb.capture import runtimes
-from llmdebug_nb.capture.compat import dynamo, inductor, pytorch
+from llmdebug_nb.capture.compat import dynamo, pytorch
+from llmdebug_nb.capture.compat.inductor import settings as inductor
 from llmdebug_nb.capture.compiled.graphs import Graphs
 from llmdebug_nb.capture.compiled.origins import Frame
 from llmdebug_nb.capture.hooks.modules import Args, HookedModule, Kwargs, Root

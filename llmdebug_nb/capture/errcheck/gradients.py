@@ -46,16 +46,12 @@ def backward_call(call: OpenCall) -> OpenCall:
     return back
 
 
-def slot_name(role: str, slot: str) -> str:
-    """Return what a gradient is the gradient of."""
-    return {"input": "output ", "grad": ""}.get(role, "input ") + slot
-
-
 def outputs_of(
     role: str, slot: str, tensor: torch.Tensor, largest: float
 ) -> list[tuple[str, torch.Tensor, float]]:
     """Return a gradient as the only output of a backward call."""
-    return [(f"gradient of {slot_name(role, slot)}", tensor, largest)]
+    of = {"input": "output ", "grad": ""}.get(role, "input ")
+    return [(f"gradient of {of}{slot}", tensor, largest)]
 
 
 def _key(call: OpenCall) -> _Key:
