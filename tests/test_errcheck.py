@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ import models
 from llmdebug_nb.app.errcheck import ErrorCheck
 from llmdebug_nb.capture.errcheck.checker import Checker
 from llmdebug_nb.core.errors import OptionError
-from llmdebug_nb.core.faults import CRITICAL, HIGH, MEDIUM, Fault, read_result
+from llmdebug_nb.core.faults import CRITICAL, HIGH, MEDIUM, CheckResult, Fault
 
 MODES = ("aten", "module")
 
@@ -470,7 +471,7 @@ def test_the_result_file_is_written_in_any_case_in_upstreams_shape(check, clean)
     text = checked.path.read_bytes()
     whole = json.loads(text)
     assert whole["verdict"] == ("clean" if clean else "error")
-    assert read_result(text) == checked.result
+    assert msgspec.json.decode(text, type=CheckResult) == checked.result
     keys = {"op_name", "data_info", "construct_info", "stack_info", "level"}
     assert all(keys <= entry.keys() for entry in whole["rank_0"])
     assert bool(whole["rank_0"]) is not clean

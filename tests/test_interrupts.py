@@ -287,13 +287,13 @@ def test_an_interrupt_while_generate_looks_at_its_tokens_leaves_no_mode_off(monk
     assert state(model) == before
 
 
-@pytest.mark.parametrize("at", ["begin_run", "end_run"])
+@pytest.mark.parametrize("at", ["_begin", "_end_run"])
 def test_after_an_interrupt_as_a_run_of_a_session_begins_or_ends_the_next_is_recorded(
     monkeypatch, at
 ):
-    from llmdebug_nb.capture.graphs.graph_runs import GraphRuns
+    from llmdebug_nb.capture.graphs.followed_graphs import FollowedGraphs
 
-    whole, calls = getattr(GraphRuns, at), []
+    whole, calls = getattr(FollowedGraphs, at), []
 
     def interrupted(self, *args):
         found = whole(self, *args)
@@ -302,7 +302,7 @@ def test_after_an_interrupt_as_a_run_of_a_session_begins_or_ends_the_next_is_rec
             interrupt()
         return found
 
-    monkeypatch.setattr(GraphRuns, at, interrupted)
+    monkeypatch.setattr(FollowedGraphs, at, interrupted)
     activity = ACTIVITIES["session"]()
     with ld.dump(activity.session, name="runs") as run:
         with pytest.raises(KeyboardInterrupt):

@@ -17,7 +17,7 @@ import llmdebug_nb as ld
 import test_operator_tape
 import test_tape
 from llmdebug_nb.capture.calls import Counts, OpenCall
-from llmdebug_nb.capture.recorder import Recorder
+from llmdebug_nb.capture.recorder import Packing, Recorder
 from llmdebug_nb.capture.rows import MANY
 from llmdebug_nb.capture.signatures import Signatures
 from llmdebug_nb.capture.tape import native, player
@@ -337,7 +337,7 @@ def arguments(waiting, recorder=None):
     return (
         native.Means(OpenCall, nothing, {}, nothing, nothing, nothing, {}, {}, True, False),
         native.Now(waiting, [], [], Counts({}, {}, {}), 0, ""),
-        native.Packing(
+        Packing(
             recorder or Nobody(), {}, [], ({}, [], {}, nothing, nothing), Nobody(), None, *NO_FRAMES
         ),
     )

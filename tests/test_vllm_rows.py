@@ -16,7 +16,8 @@ import torch
 
 import llmdebug_nb as ld
 from fake_vllm import LLM, Cached, New, Runner, Scheduled, Whole, installed, served
-from llmdebug_nb.capture.compat import inductor, vllm_api
+from llmdebug_nb.capture.compat import vllm_api
+from llmdebug_nb.capture.compat.inductor import compiling
 from llmdebug_nb.core.errors import CaptureError, OptionError
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.store.run import Run
@@ -327,13 +328,13 @@ def test_the_compiled_code_of_an_engine_is_recorded_with_its_rows(
     if graph != "fx":
         request.getfixturevalue("inductor")
     given: list[dict[str, object]] = []
-    compile_traced = inductor.compile_traced
+    compile_traced = compiling.compile_traced
 
     def compiled(traced: Any, inputs: Any, switch: Any, config: Any, observe: Any) -> Any:
         given.append(config)
         return compile_traced(traced, inputs, switch, config, observe)
 
-    monkeypatch.setattr(inductor, "compile_traced", compiled)
+    monkeypatch.setattr(compiling, "compile_traced", compiled)
     plain, llm = LLM(Runner()).generate(served()), LLM(Runner())
     settings = {"size_asserts": False, "dce": True, "of vLLM alone": 1}
     llm.runner.vllm_config = SimpleNamespace(  # type: ignore[attr-defined]

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 # an argument, result or part of one, with its slot: a tensor or anything else
 Leaf: TypeAlias = tuple[str, object]
-StepKey: TypeAlias = tuple[str, int, int]  # root, generation, step
 
 
 class OpenCall:
@@ -132,6 +131,7 @@ class ThreadState(threading.local):
     ``entries``: the entry modules it is in, outermost first, each with the frame of its call.
     ``recording``: it runs a root call that is recorded. ``after_recorded``: the last root call was
     recorded and is over. ``root_call``, ``step``: of the current or last root call.
+    ``step_key``: the scope in which call numbers count: root, generation and step.
     ``root``: path of its root. ``open_calls``: calls under way, outermost first.
     ``last_output``: of a module inside the root, if only logits are recorded.
     ``generators``: their states when the recorded root call began.
@@ -147,13 +147,8 @@ class ThreadState(threading.local):
         self.last_output: tuple[OpenCall, object] | None = None
         self.in_scope = False
         self.generators: dict[str, str] = {}
-        self._step_key: StepKey | None = None
+        self.step_key: tuple[object, ...] = ()
         self._numbers = _Numbers()
-
-    @property
-    def step_key(self) -> tuple[object, ...]:
-        """The scope in which call numbers count: root, generation and step."""
-        return self._step_key or ()
 
     def outermost(self) -> bool:
         """Return whether no root call is running. An interrupted one may still seem open."""
@@ -171,8 +166,8 @@ class ThreadState(threading.local):
         self.recording, self.after_recorded = recording, False
         self.root_call, self.step, self.root = call.index, call.step, root
         step_key = (call.root, call.generation, call.step)
-        if step_key != self._step_key:
-            self._step_key = step_key
+        if step_key != self.step_key:
+            self.step_key = step_key
             self._numbers.begin_step(part_ids)
         self._numbers.begin_call()
         self.open_calls.clear()

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import torch
 
 from llmdebug_nb.capture.calls import OpenCall, ThreadState
+from llmdebug_nb.capture.checking import CheckingRecorder
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.operators.forward_operators import ForwardOperators
-from llmdebug_nb.capture.sink import CheckingRecorder
 
 
 class Passing:

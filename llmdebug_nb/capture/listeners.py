@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 S = TypeVar("S")
+
+
+def with_methods(methods: Iterable[tuple[object, str, object]]) -> Callable[[], None]:
+    """Set attributes of objects; return how to undo it, so that inherited ones are so again."""
+    undo = ExitStack()
+    for owner, name, method in methods:
+        before = vars(owner).get(name)
+        if before is None:
+            undo.callback(delattr, owner, name)
+        else:
+            undo.callback(setattr, owner, name, before)
+        setattr(owner, name, method)
+    return undo.close
 
 
 class Listeners(Generic[T]):

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from llmdebug_nb.capture.calls import OpenCall
+from llmdebug_nb.capture.checking import CheckingRecorder
 from llmdebug_nb.capture.compat import torch_distributed
 from llmdebug_nb.capture.context import Context
 from llmdebug_nb.capture.hooks.gradients import Gradients
 from llmdebug_nb.capture.ranks import Ranks
 from llmdebug_nb.capture.recorder import Recorder
-from llmdebug_nb.capture.sink import CheckingRecorder
 from llmdebug_nb.capture.weight_samples import WeightSamples
 from llmdebug_nb.core.options import DumpOptions
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from llmdebug_nb.capture.calls import Leaf, OpenCall, ThreadState
+from llmdebug_nb.capture.checking import CheckingRecorder
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.compat.torch_modes import Mode
 from llmdebug_nb.capture.context import Context
@@ -26,7 +27,6 @@ from llmdebug_nb.capture.ranks import Ranks
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.recording_filter import RecordingFilter
 from llmdebug_nb.capture.signatures import Signatures
-from llmdebug_nb.capture.sink import CheckingRecorder
 from llmdebug_nb.capture.tape.player import Player
 from llmdebug_nb.capture.walk import call_inputs, leaves, operator_inputs
 from llmdebug_nb.core.kernels.overflow import overflows
@@ -378,7 +378,7 @@ class Observer:
         if forward is None and (self.context.filtered or self._restricted):
             self.unpaired += 1  # of another model, or a sum that the engine makes for itself
             return None
-        self._forwards.mark_used()
+        self._forwards.used = True
         path = f"{(forward.module if forward else None) or ''}/{operator.name}"
         root_call = forward.root_call if forward else self.context.latest
         number = self.context.counts.next(path, root_call)

@@ -15,14 +15,14 @@ even if a part of it is kept (`payload.py`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from llmdebug_nb.capture import geometry, rows
-from llmdebug_nb.capture.calls import Leaf
+from llmdebug_nb.capture.calls import Leaf, OpenCall
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.geometry import on_host
 from llmdebug_nb.capture.kept_sources import KeptSources
@@ -31,7 +31,7 @@ from llmdebug_nb.capture.operators.view_chains import ViewChains
 from llmdebug_nb.capture.placements import Placements
 from llmdebug_nb.capture.rows import MANY, NO_NUMBERS, Hand, Numbers, Settled, Site, row_of
 from llmdebug_nb.capture.signatures import argument_of
-from llmdebug_nb.capture.sink import Bytes, RecordedCall, Sink
+from llmdebug_nb.capture.sink import Bytes, Sink
 from llmdebug_nb.capture.tape import native
 from llmdebug_nb.capture.values import KeptValues
 from llmdebug_nb.capture.waiting_rows import WaitingRows
@@ -47,6 +47,24 @@ from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import RootCall, View
 
 T = TypeVar("T")
+
+
+class Packing(NamedTuple):
+    """Where records are packed.
+
+    ``producers``: by storage, the record that last put it out. ``seen``: what reserves numbers of
+    storages. ``chains``: the views, see `ViewChains`. ``contents``: of values that are kept, the
+    rows that describe them; None: none are. ``frames``, ``stored``: see `Frames`.
+    """
+
+    recorder: Recorder
+    producers: dict[int | None, int]
+    seen: list[native.Seen]
+    chains: tuple[object, ...]
+    values: KeptValues
+    contents: native.Contents | None
+    frames: bytearray
+    stored: Mapping[str, str]
 
 
 class Recorder:
@@ -88,7 +106,7 @@ class Recorder:
 
     # -- what is recorded -----------------------------------------------------------------------
 
-    def record(self, call: RecordedCall, role: str, leaves: Iterable[Leaf]) -> None:
+    def record(self, call: OpenCall, role: str, leaves: Iterable[Leaf]) -> None:
         """Record inputs or outputs of a call: tensors by `record_tensor`, other leaves as text."""
         for slot, leaf in leaves:
             if isinstance(leaf, torch.Tensor):
@@ -96,12 +114,12 @@ class Recorder:
             else:
                 self.add_scalars(call, role, [(slot, *scalar_text(leaf, slot))])
 
-    def record_texts(self, call: RecordedCall, role: str, texts: Iterable[tuple[str, str]]) -> None:
+    def record_texts(self, call: OpenCall, role: str, texts: Iterable[tuple[str, str]]) -> None:
         """Record facts about a call: slots and texts."""
         self.add_scalars(call, role, [(slot, "str", masked(text)) for slot, text in texts])
 
     def add_scalars(
-        self, call: RecordedCall, role: str, values: list[tuple[str, str, str | None]]
+        self, call: OpenCall, role: str, values: list[tuple[str, str, str | None]]
     ) -> None:
         """Record values that are no tensors: slots, types and texts, in which nothing is masked."""
         place = call.root_call, call.path, call.number, role
@@ -109,7 +127,7 @@ class Recorder:
             self.hand.scalars += [(*place, *value, call.phase) for value in values]
 
     def record_tensor(
-        self, call: RecordedCall, role: str, slot: str, tensor: torch.Tensor, phase: str = "forward"
+        self, call: OpenCall, role: str, slot: str, tensor: torch.Tensor, phase: str = "forward"
     ) -> None:
         """Record a tensor as it is now. One that can't be kept raises nothing; it is counted."""
         with self._lock:
@@ -147,7 +165,7 @@ class Recorder:
         return self.devices.eye.look(tensor, role == "output", anew)
 
     def record_seen(
-        self, call: RecordedCall, role: str, leaves: Iterable[Leaf], phase: str = "forward"
+        self, call: OpenCall, role: str, leaves: Iterable[Leaf], phase: str = "forward"
     ) -> None:
         """Record inputs, outputs or gradients of a call, as the tape has them."""
         seen_class, producers, is_output = native.seen_class(), self._producers, role == "output"
@@ -185,12 +203,12 @@ class Recorder:
         """Whether `pack` may be used: nobody looks at records before they are in the index."""
         return self.sink.waits and self.watch is None
 
-    def pack(self, play: Callable[[native.Packing], T]) -> T:
+    def pack(self, play: Callable[[Packing], T]) -> T:
         """Let ``play`` pack records itself."""
         with self._lock:
             if self.hand.is_full:
                 self.flush()
-            return play(native.Packing(self, *self._packed_with))
+            return play(Packing(self, *self._packed_with))
 
     def settle(self, tensor: torch.Tensor) -> None:
         """Promise that a tensor never changes again: until the root call ends it is read once."""
@@ -201,7 +219,7 @@ class Recorder:
         """Let go of a tensor that `settle` was given."""
         self._settled.pop(id(tensor), None)
 
-    def record_weight(self, call: RecordedCall, slot: str, tensor: torch.Tensor) -> None:
+    def record_weight(self, call: OpenCall, slot: str, tensor: torch.Tensor) -> None:
         """Record the fingerprint of a weight, if it is contiguous in the host's memory."""
         tensor, _ = self._placements.local(tensor)
         where = memory(tensor) if on_host(tensor) and not tensor.is_nested else None
@@ -214,7 +232,7 @@ class Recorder:
         kind = f"{dtype_name(tensor)} {geometry.shape_text(tensor)}"
         self.add_scalars(call, "weight", [(slot, kind, found)])
 
-    def record_call(self, call: RecordedCall) -> None:
+    def record_call(self, call: OpenCall) -> None:
         """Record that a call began, with its execution id. Call it in execution order."""
         with self._lock:
             if call.id is not None:
@@ -272,7 +290,7 @@ class Recorder:
     def _attempt(self, row: Row, work: Callable[[Row, T], None], argument: T) -> None:
         """Do ``work(row, argument)``; an error is noted in the row."""
         try:
-            self.values.attempt(row, partial(work, row, argument))
+            self.values.attempt(row, work, argument)
         except BaseException:  # of the program: its handler of a signal, say
             row[rows.SHAPE] = None  # it is dropped, so nothing may be described by it
             self.values.contents.clear()

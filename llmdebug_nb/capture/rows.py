@@ -9,10 +9,10 @@ from typing import TypeAlias
 import msgspec
 import torch
 
+from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.kept_sources import KeptSources
 from llmdebug_nb.capture.signatures import argument_of
-from llmdebug_nb.capture.sink import RecordedCall
 from llmdebug_nb.core.batches import NO_ROWS, Batch, ScalarRow, count_packed
 from llmdebug_nb.core.columns import AT, COLUMNS, RECORDS, Row
 from llmdebug_nb.core.kernels.on_device import Page
@@ -35,7 +35,7 @@ UNKNOWN = -1  # how many nan, of a packed record whose figures are not there yet
 MANY = 4096  # rows in hand before they are committed, also in the middle of a root call
 
 # where a tensor was seen: number of the record, call, phase, role, slot
-Site: TypeAlias = tuple[int, RecordedCall, str, str, str]
+Site: TypeAlias = tuple[int, OpenCall, str, str, str]
 Numbers: TypeAlias = tuple[int | None, int | None]  # of the views that led to it, of its placement
 NO_NUMBERS: Numbers = (None, None)
 
@@ -120,6 +120,6 @@ def row_of(site: Site, numbers: Numbers, *described: object) -> Row:
     return row
 
 
-def is_of_input(call: RecordedCall, phase: str, role: str) -> bool:
+def is_of_input(call: OpenCall, phase: str, role: str) -> bool:
     """Tell whether a tensor is an argument of a call, or the gradient of one."""
     return role == "output" if phase != call.phase else role in _INPUTS

@@ -17,7 +17,6 @@ from llmdebug_nb.capture.steps import StepTracker
 from llmdebug_nb.core.options import DumpOptions
 
 if TYPE_CHECKING:
-    from llmdebug_nb.capture.alarms import Alarms
     from llmdebug_nb.capture.last_steps import Ring
     from llmdebug_nb.capture.operators.mode_stacks import OperatorModes
     from llmdebug_nb.capture.timing.profiler import Profile
@@ -70,8 +69,9 @@ class Parts(NamedTuple):
         guard = Guard(profile)
         thread = ThreadState()
         steps = StepTracker(options.warmup)
-        alarms = None if options.last is None else _alarms(options, guard)
-        by_hand = None if alarms is None else alarms.raise_by_hand
+        recorders = [recorder] if second is None else [recorder, second]
+        ring = _ring(options, recorders, guard)
+        by_hand = None if ring is None else ring.alarms.raise_by_hand
         selected = RecordingFilter(options, rank, steps.round_of, by_hand)
         observer = Observer(
             options, Outlets(recorder, second, profile), thread, guard, selected,
@@ -79,12 +79,8 @@ class Parts(NamedTuple):
         )  # fmt: skip
         if operators and options.operator_levels:
             observer.modes = _modes(observer, options)
-        sinks = [sink] if reference is None else [sink, reference]
+        sinks = [each.sink for each in recorders]
         roots = Roots(options, selected, sinks, counts_all=profile is not None)
-        ring = None
-        if options.last is not None and alarms is not None:
-            recorders = [recorder] if second is None else [recorder, second]
-            ring = _ring(options.last, alarms, recorders, guard)
         return cls(
             options, recorder, second, notes, profile, guard, thread, steps, selected, observer,
             roots, ring,
@@ -153,13 +149,10 @@ def _modes(observer: Observer, options: DumpOptions) -> OperatorModes:
     return OperatorModes(observer, options.operator_levels, options.apis)
 
 
-def _alarms(options: DumpOptions, guard: Guard) -> Alarms:
+def _ring(options: DumpOptions, recorders: Sequence[Recorder], guard: Guard) -> Ring | None:
+    if options.last is None:
+        return None
     from llmdebug_nb.capture.alarms import Alarms
-
-    return Alarms(options.alarm, guard.run)
-
-
-def _ring(size: int, alarms: Alarms, recorders: Sequence[Recorder], guard: Guard) -> Ring:
     from llmdebug_nb.capture.last_steps import Ring
 
-    return Ring(size, alarms, recorders, guard.run)
+    return Ring(options.last, Alarms(options.alarm, guard.run), recorders, guard.run)

@@ -1,14 +1,12 @@
-"""The interfaces of a recorder: the sink of its rows, and the call that a row belongs to."""
+"""The sink of a recorder's rows, and one that keeps nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
-from llmdebug_nb.capture.calls import Leaf
-from llmdebug_nb.capture.signatures import Parameters
 from llmdebug_nb.core.batches import Batch, Frames
 from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.records import Node
@@ -49,42 +47,26 @@ class Sink(Protocol):
     def close(self, meta: dict[str, object]) -> None: ...
 
 
-@runtime_checkable
-class CheckingRecorder(Protocol):
-    """A recorder that only checks what it is shown, wherever it runs: also in optimizers.
+class NoSink:
+    """Receives nothing: a check keeps no records."""
 
-    It computes operators again, so their arguments are kept. It needs no source lines and no views.
-    """
+    waits, frames = False, None
 
-    def may_wait(self, op: str) -> bool:
-        """Return whether an operator need not be looked at before it has run."""
+    def shortage(self, nbytes: int) -> str | None:
+        return None
 
-    def passes(self, result: object) -> bool:
-        """Count a call that has ended, and return True, if its result is ordinary."""
+    def payload(self, row: Row, data: Bytes, header: bytes | None = None) -> None: ...
+    def write_frames(self) -> None: ...
+    def duplicate(self, row: Row, offset: int, length: int) -> None: ...
+    def commit(self, batch: Batch) -> None: ...
+    def drop(self, calls: Collection[int], into: int) -> int:
+        return 0
 
-    def record_result(self, outputs: Iterable[Leaf]) -> None:
-        """The outermost call of a model has returned ``outputs``."""
+    def nodes(self, nodes: Iterable[Node], start: int) -> None: ...
+    def note(self, meta: dict[str, object]) -> None: ...
+    def table(self, name: str, rows: Iterable[Sequence[object]]) -> None: ...
+    def tell(self, generation: int, step: int) -> None: ...
+    def heard(self) -> list[Signal]:
+        return []
 
-    def record_read(self, value: object) -> None:
-        """The program has read the number in a tensor."""
-
-
-class RecordedCall(Protocol):
-    """The call that a record belongs to."""
-
-    @property
-    def root_call(self) -> int: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def number(self) -> int: ...
-    @property
-    def op(self) -> str: ...
-    @property
-    def level(self) -> str: ...
-    @property
-    def phase(self) -> str: ...
-    @property
-    def id(self) -> str | None: ...
-    @property
-    def parameters(self) -> Parameters | None: ...
+    def close(self, meta: dict[str, object]) -> None: ...

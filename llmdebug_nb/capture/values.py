@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import torch
 
@@ -17,6 +18,8 @@ from llmdebug_nb.core.errors import StoreError, first_line
 from llmdebug_nb.core.kernels.raw import to_bytes
 from llmdebug_nb.core.masking import masked
 from llmdebug_nb.core.options import DumpOptions
+
+T = TypeVar("T")
 
 
 class KeptValues:
@@ -45,10 +48,10 @@ class KeptValues:
         """Return what is kept, if what C saw is; see playing.h."""
         return self.contents if self.may_be_packed else None
 
-    def attempt(self, row: Row, work: Callable[[], None]) -> None:
-        """Do ``work()`` for a row; an error is noted in it."""
+    def attempt(self, row: Row, work: Callable[[Row, T], None], argument: T) -> None:
+        """Do ``work(row, argument)``; an error is noted in the row."""
         try:
-            work()
+            work(row, argument)
         except StoreError as error:
             self.failure = error
             if row[rows.OFFSET] is None:  # else it is a duplicate, whose payload is there
@@ -119,16 +122,16 @@ class KeptValues:
         if known is not row:
             self.repeat(row, known)
         else:
-            self._keep_seen(row, seen, None)
+            self._keep_seen(row, seen)
 
     def keep_seen(self, seen: Seen, header: bytes) -> Row:
         """Write values that the tape has seen; return the row that describes them from now on."""
         row: Row = [None] * len(COLUMNS)
         row[rows.SEEN] = seen.content()
-        self.attempt(row, partial(self._keep_seen, row, seen, header))
+        self.attempt(row, partial(self._keep_seen, header=header), seen)
         return self.first(row)
 
-    def _keep_seen(self, row: Row, seen: Seen, header: bytes | None) -> None:
+    def _keep_seen(self, row: Row, seen: Seen, header: bytes | None = None) -> None:
         values = seen.values()
         if values is None:
             self.lose(row, rows.CUT_SHORT)

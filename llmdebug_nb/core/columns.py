@@ -125,6 +125,8 @@ _START = Column("start", "INT", "nanoseconds of the program's clock, see capture
 _DURATION = Column("duration", "INT", "nanoseconds")
 _ID = Column("id", "INTEGER PRIMARY KEY", "counts up in execution order")
 _INDEX = Column("idx", "INTEGER PRIMARY KEY")
+# of what is timed, which may belong to no call
+_TIMED = [each._replace(optional=True) for each in (_ROOT_CALL, _PATH, _CALL, _PHASE)]
 
 META = Table("meta", [Column("key", "TEXT PRIMARY KEY"), Column("value", "TEXT NOT NULL", "JSON")])
 ROOT_CALLS = Table(
@@ -268,10 +270,7 @@ TIMINGS = Table(
     "timings",
     [
         _ID,
-        _ROOT_CALL._replace(optional=True),
-        _PATH._replace(optional=True),
-        _CALL._replace(optional=True),
-        _PHASE._replace(optional=True),
+        *_TIMED,
         _LEVEL._replace(meaning="module | op | recording"),
         _OP._replace(optional=True),
         Column("thread", "INT", optional=True),
@@ -285,10 +284,7 @@ LAUNCHES = Table(
     "launches",
     [
         _ID,
-        _ROOT_CALL._replace(optional=True),
-        _PATH._replace(optional=True),
-        _CALL._replace(optional=True),
-        _PHASE._replace(optional=True),
+        *_TIMED,
         _OP._replace(optional=True),
         Column("kernel", "TEXT", optional=True),
         Column("code", "TEXT", "its name in `kernels`", optional=True),

@@ -162,16 +162,6 @@ class CheckResult(msgspec.Struct, frozen=True):
         return msgspec.json.format(msgspec.json.encode(whole), indent=2)
 
 
-def read_process(data: bytes) -> ProcessCheck:
-    """Read the JSON of a `ProcessCheck`. Raises msgspec.MsgspecError."""
-    return msgspec.json.decode(data, type=ProcessCheck)
-
-
-def read_result(data: bytes) -> CheckResult:
-    """Read a result file. Raises msgspec.MsgspecError."""
-    return msgspec.json.decode(data, type=CheckResult)
-
-
 def bad_text(facts: Iterable[TensorFacts]) -> str:
     """Return how many elements are bad: ``3 infinite of 64 elements of output 0, in float16``."""
     for each in facts:

@@ -224,13 +224,7 @@ def types(value: object, option: str = "types") -> tuple[type | str, ...]:
 
 def modes(value: object, option: str = "mode") -> tuple[str, ...]:
     """Read one level or several (``"module+aten"``, ``"api,aten"``, a list), in `MODES`' order."""
-    wanted = _parts(value)
-    if not wanted or not all(item in MODES for item in wanted):
-        raise OptionError(
-            f"{option} {value!r} is not known; known: {', '.join(MODES)},"
-            " or several as in module+aten"
-        )
-    return tuple(mode for mode in MODES if mode in wanted)
+    return _some_of(value, MODES, option, "module+aten")
 
 
 def profiles(value: object, option: str = "profile") -> tuple[str, ...]:
@@ -240,13 +234,18 @@ def profiles(value: object, option: str = "profile") -> tuple[str, ...]:
     """
     if value is None or value == ():
         return ()
+    return _some_of(value, PROFILES, option, "op+kernel")
+
+
+def _some_of(value: object, known: tuple[str, ...], option: str, example: str) -> tuple[str, ...]:
+    """Read one name or several of those known, and return them in the order of these."""
     wanted = _parts(value)
-    if not wanted or not all(item in PROFILES for item in wanted):
+    if not wanted or not all(item in known for item in wanted):
         raise OptionError(
-            f"{option} {value!r} is not known; known: {', '.join(PROFILES)},"
-            " or several as in op+kernel"
+            f"{option} {value!r} is not known; known: {', '.join(known)},"
+            f" or several as in {example}"
         )
-    return tuple(table for table in PROFILES if table in wanted)
+    return tuple(name for name in known if name in wanted)
 
 
 def _parts(value: object) -> list[object]:

@@ -61,17 +61,14 @@ def is_tensor_method(function: object, name: str) -> bool:
 
 def schema_default(operator: str, argument: str) -> object:
     """Return the default of an argument by the schema of an aten operator; None if unknown."""
-    packet = getattr(torch.ops.aten, operator, None)
-    if packet is None:
-        return None
-    schema = getattr(packet, packet.overloads()[0])._schema
-    for each in schema.arguments:
-        if each.name == argument and each.has_default_value():
-            return each.default_value
+    for overload in overloads(operator)[:1]:
+        for each in overload._schema.arguments:
+            if each.name == argument and each.has_default_value():
+                return each.default_value
     return None
 
 
-def _overloads(operator: str) -> list[torch._ops.OpOverload]:
+def overloads(operator: str) -> list[torch._ops.OpOverload]:
     """Return the overloads of an aten operator; none if there is no such operator."""
     packet = getattr(torch.ops.aten, operator, None)
     names = getattr(packet, "overloads", list)  # `torch.ops.aten.name` is a text
@@ -86,7 +83,7 @@ def takes_fractions(operator: str, argument: str) -> bool:
     """
     return any(
         argument in (each.name, str(place)) and _FRACTIONS.search(str(each.type))
-        for overload in _overloads(operator)
+        for overload in overloads(operator)
         for place, each in enumerate(overload._schema.arguments)
     )
 
@@ -100,7 +97,7 @@ def draws(operator: str) -> bool:
     return any(
         torch.Tag.nondeterministic_seeded in overload.tags
         and not {each.name for each in overload._schema.arguments} & {"dropout_p", "dropout"}
-        for overload in _overloads(operator)
+        for overload in overloads(operator)
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.compat.ggml_tensors import Library
-from llmdebug_nb.capture.listeners import Listeners
+from llmdebug_nb.capture.listeners import Listeners, with_methods
 from llmdebug_nb.core.errors import CaptureError
 
 PACKAGE = "llama_cpp"
@@ -55,15 +55,8 @@ _COMPUTE = ("eval", "embed")  # the methods of a ``Llama`` that give a batch to 
 def _wrap(module: ModuleType) -> Callable[[], None]:
     """Tell the listeners of each ``Llama`` that computes; return a function that undoes this."""
     kind = module.Llama
-    before = {name: vars(kind)[name] for name in _COMPUTE if name in vars(kind)}
-    for name, original in before.items():
-        setattr(kind, name, _told(original))
-
-    def undo() -> None:
-        for name, method in before.items():
-            setattr(kind, name, method)
-
-    return undo
+    own = vars(kind)
+    return with_methods((kind, name, _told(own[name])) for name in _COMPUTE if name in own)
 
 
 def _told(original: Callable[..., object]) -> Callable[..., object]:

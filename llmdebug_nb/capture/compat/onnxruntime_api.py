@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, TypeGuard, TypeVar
 import torch
 
 from llmdebug_nb.capture.compat import pytorch
-from llmdebug_nb.capture.listeners import Listeners
+from llmdebug_nb.capture.listeners import Listeners, with_methods
 from llmdebug_nb.core import interrupts
 from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.errors import CaptureError
@@ -74,19 +74,10 @@ _OTHER_RUNS: dict[str, Callable[..., Feed | None]] = {
 def _wrap(module: ModuleType) -> Callable[[], None]:
     """Report all runs of sessions to the listeners; return a function that undoes this."""
     kind = module.InferenceSession
-    before = {name: vars(kind).get(name) for name in ("run", *_OTHER_RUNS)}
-    kind.run = _reported_run(kind.run)
-    for name, inputs in _OTHER_RUNS.items():
-        setattr(kind, name, _reported_unseen(getattr(kind, name), inputs))
-
-    def undo() -> None:
-        for name, method in before.items():
-            if method is None:
-                delattr(kind, name)
-            else:
-                setattr(kind, name, method)
-
-    return undo
+    methods = {"run": _reported_run(kind.run)} | {
+        name: _reported_unseen(getattr(kind, name), inputs) for name, inputs in _OTHER_RUNS.items()
+    }
+    return with_methods((kind, name, method) for name, method in methods.items())
 
 
 def _reported_run(original: Callable[..., list[object]]) -> Callable[..., list[object]]:

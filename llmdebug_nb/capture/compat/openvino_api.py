@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard, TypeVar
 
 from llmdebug_nb.capture.compat import pytorch
-from llmdebug_nb.capture.listeners import Listeners
+from llmdebug_nb.capture.listeners import Listeners, with_methods
 from llmdebug_nb.core import interrupts
 from llmdebug_nb.core.errors import CaptureError, first_line
 
@@ -89,22 +89,13 @@ def _wrap(module: ModuleType) -> Callable[[], None]:
         ("AsyncInferQueue", "start_async", _reported_queue),
         ("Core", "compile_model", _noted),
     ]
-    before: list[tuple[type, str, object]] = []
+    methods: list[tuple[object, str, object]] = []
     for kind, name, wrapper in wrappers:
         owner = getattr(module, kind, None)
         original = getattr(owner, name, None)
-        if owner is not None and original is not None:
-            before.append((owner, name, vars(owner).get(name)))
-            setattr(owner, name, wrapper(original))
-
-    def undo() -> None:
-        for owner, name, method in before:
-            if method is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, method)
-
-    return undo
+        if original is not None:
+            methods.append((owner, name, wrapper(original)))
+    return with_methods(methods)
 
 
 def _tell(request: InferRequest, own: Callable[[], T]) -> T:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from llmdebug_nb.capture.compat.pytorch import Function, Undo, with_module
+from llmdebug_nb.capture.listeners import with_methods
 from llmdebug_nb.core.placement import REDUCTIONS, REPLICATE, Placement, Shard
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
@@ -228,15 +229,8 @@ def _watched_wait(waited: Callable[[object], None], name: str, wait: Function) -
 def _wrapped(
     home: ModuleType | type, names: tuple[str, ...], wrap: Callable[[str, Function], Function]
 ) -> Undo:
-    originals = {name: getattr(home, name) for name in names if hasattr(home, name)}
-    for name, function in originals.items():
-        setattr(home, name, wrap(name, function))
-
-    def undo() -> None:
-        for name, function in originals.items():
-            setattr(home, name, function)
-
-    return undo
+    found = [(name, getattr(home, name)) for name in names if hasattr(home, name)]
+    return with_methods((home, name, wrap(name, function)) for name, function in found)
 
 
 class Collective(NamedTuple):

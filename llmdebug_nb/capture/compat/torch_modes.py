@@ -15,6 +15,7 @@ from torch.utils import _python_dispatch
 
 from llmdebug_nb.capture.compat.pytorch import Undo
 from llmdebug_nb.core import interrupts
+from llmdebug_nb.core.torch_internals import overloads
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -157,11 +158,6 @@ def wrapper(cls: type, like: torch.Tensor, dtype: torch.dtype) -> Any:
     )  # fmt: skip
 
 
-def dispatcher_operators() -> list[str]:
-    """Return the names of all operators of the dispatcher: ``aten::mm``."""
-    return list(torch._C._dispatch_get_all_op_names())
-
-
 def operator(name: str, overload: str) -> torch._ops.OpOverload | None:
     """Return an operator by the dispatcher's name of it, ``aten::add`` and ``Tensor``, or None."""
     space, _, bare = name.partition("::")
@@ -173,8 +169,7 @@ def operator(name: str, overload: str) -> torch._ops.OpOverload | None:
 def overload(name: str) -> torch._ops.OpOverload | None:
     """Return the aten operator of a name (``add.Tensor``, ``mm``), or None."""
     base, _, kind = name.partition(".")
-    found = getattr(getattr(torch.ops.aten, base, None), kind or "default", None)
-    return found if isinstance(found, OpOverload) else None
+    return operator(f"aten::{base}", kind)
 
 
 def names_of(schema: torch.FunctionSchema) -> tuple[str | None, ...]:
@@ -211,19 +206,15 @@ def agreed_names(operator: str) -> tuple[str | None, ...]:
 
     None in the place of others; empty if there is no such operator.
     """
-    packet = getattr(torch.ops.aten, operator, None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
-        return ()
-    names: list[str] = packet.overloads()  # type: ignore[no-untyped-call]
-    schemas = [getattr(packet, name)._schema for name in names]
-    overloads = [
+    schemas = [each._schema for each in overloads(operator)]
+    known = [
         names_of(schema)
         for schema in schemas  # those without tensors are TorchScript's, for numbers and texts
         if any("Tensor" in str(argument.type) for argument in schema.arguments)
     ]
     return tuple(
         places[0] if all(name == places[0] for name in places) else None
-        for places in zip(*overloads, strict=False)
+        for places in zip(*known, strict=False)
     )
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeGuard
 
 from torch import nn
 
-from llmdebug_nb.capture.listeners import Listeners
+from llmdebug_nb.capture.listeners import Listeners, with_methods
 from llmdebug_nb.core import interrupts
 from llmdebug_nb.core.errors import CaptureError
 
@@ -199,7 +199,7 @@ def _wrap(runner: Runner) -> Callable[[], None]:
                     listener.returned()
                 return result
 
-        _put(runner, name, interrupts.let_through(method), undo)
+        undo.callback(with_methods([(runner, name, interrupts.let_through(method))]))
 
     around("execute_model", lambda listener, args: listener.step_begins(next(iter(args), None)))
     around("sample_tokens", lambda listener, args: listener.sampling_begins())
@@ -213,19 +213,9 @@ def _wrap(runner: Runner) -> Callable[[], None]:
                 listener.prepared(batch)
             return batch
 
-        _put(runner, "prepare_inputs", prepared, undo)
+        undo.callback(with_methods([(runner, "prepare_inputs", prepared)]))
     undo.callback(vars(runner).pop, "_llmdebug_listeners", None)
     return undo.close
-
-
-def _put(runner: Runner, name: str, method: _Method, undo: ExitStack) -> None:
-    """Put a method on the runner; ``undo`` gets how to take it off."""
-    before = vars(runner).get(name)
-    if before is None:
-        undo.callback(vars(runner).pop, name, None)
-    else:
-        undo.callback(setattr, runner, name, before)
-    setattr(runner, name, method)
 
 
 def is_empty(scheduled: object) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from llmdebug_nb.capture.compat.inductor import Buffer, Launch
+from llmdebug_nb.capture.compat.inductor.kernel_calls import Buffer, Launch
 from llmdebug_nb.capture.operators.kinds import operator_name
 
 _MOST = 200  # nodes of a formula; Inductor fuses 64 at most, and their views come on top

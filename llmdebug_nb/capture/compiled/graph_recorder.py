@@ -6,43 +6,21 @@ import contextlib
 import operator
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
-from llmdebug_nb.capture.calls import OpenCall, ThreadState
+from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.compat import dynamo, torch_modes
 from llmdebug_nb.capture.compiled.origins import Frame, Origin, origins
-from llmdebug_nb.capture.guard import Guarded
-from llmdebug_nb.capture.observer import Observer
 from llmdebug_nb.capture.operators.kinds import OperatorFilter, OperatorKinds
 from llmdebug_nb.capture.recorder import Recorder
-from llmdebug_nb.capture.timing.profiler import Profile
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.capture.walk import leaves, operator_inputs
-from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.paths import within
 
 Slots = Iterable[tuple[str, object]]  # tensors and other values, each with its slot
-
-
-class GraphHost(Protocol):
-    """The session, as recording graphs needs it. ``reference``: recorder of the second dump."""
-
-    thread: ThreadState
-    recorder: Recorder
-    reference: Recorder | None
-    observer: Observer
-    profile: Profile | None
-    problems: Counter[str]
-
-    @property
-    def guarded(self) -> Guarded: ...
-    def follow_compiled(self, frame: Frame) -> None: ...
-    def path_of(self, module: torch.nn.Module) -> str | None: ...
-    def asks_for(self, path: str) -> bool: ...
-    def enter_compiled(self) -> None: ...
 
 
 @dataclass
@@ -106,10 +84,13 @@ class GraphRun:
 class GraphRecorder:
     """Records the runs of one session's compiled graphs. ``runs``: number of runs so far."""
 
-    def __init__(self, host: GraphHost, options: DumpOptions) -> None:
-        """Raises EmptyDumpError for an operator that doesn't exist."""
-        self.host, self.options, self.runs = host, options, 0
-        wanted = OperatorFilter(options.apis)
+    def __init__(self, parts: Parts, enter: Callable[[], None]) -> None:
+        """``enter()``: is called before a forward graph runs.
+
+        Raises EmptyDumpError for an operator that doesn't exist.
+        """
+        self.parts, self.options, self._enter, self.runs = parts, parts.options, enter, 0
+        wanted = OperatorFilter(parts.options.apis)
         wanted.refuse_unknown(("aten",))
         self._kinds = OperatorKinds(wanted)
         self._numbers: dict[tuple[object, ...], Counter[str]] = {}
@@ -118,13 +99,13 @@ class GraphRecorder:
 
     def describe(self, graph: CompiledGraph, nodes: torch.fx.Graph) -> None:
         """Find the origins of a graph's nodes."""
-        program, path_of = graph.program, self.host.path_of
+        program, path_of = graph.program, self.parts.roots.path_of
         forwards = program.forwards if graph.backward else None
         graph.origins = origins(nodes, program.frame, path_of, self._is_wanted, forwards)
         if not graph.backward:
             program.forwards = graph.origins
         for name, origin in graph.origins.items():
-            graph.kept[name] = self.host.asks_for(origin.module)
+            graph.kept[name] = self.parts.roots.selects_inside(origin.module)
             graph.calls[origin.path] = max(graph.calls[origin.path], origin.number + 1)
 
     def _is_wanted(self, function: object) -> bool:
@@ -140,12 +121,12 @@ class GraphRecorder:
         """Record the graph's run in the block; yields None if it is not recorded."""
         outer, run = self.current, None
         try:  # an interrupt may come at any line
-            run = self._here.run = self.host.guarded(self._begin_run, graph)
+            run = self._here.run = self.parts.guard.run(self._begin_run, graph)
             yield run
         finally:
             self._here.run = outer
             if run is not None and graph.backward:
-                self.host.guarded(self.host.recorder.flush)
+                self.parts.guard.run(self.parts.recorder.flush)
 
     @property
     def current(self) -> GraphRun | None:
@@ -155,15 +136,15 @@ class GraphRecorder:
 
     def _begin_run(self, graph: CompiledGraph) -> GraphRun | None:
         self.runs += 1
-        program, thread = graph.program, self.host.thread
+        program, thread = graph.program, self.parts.thread
         if not graph.backward:
-            self.host.enter_compiled()
+            self._enter()
             program.root_call = thread.root_call if thread.recording else None
             if program.base is not None:
                 owner = dynamo.running_owner(program.frame.owner)
-                here = self.host.path_of(owner) if owner is not None else None
+                here = self.parts.roots.path_of(owner) if owner is not None else None
                 program.here = here or program.base
-        asked = graph.phase in self.options.phases and not self.host.observer.context.paused
+        asked = graph.phase in self.options.phases and not self.parts.observer.context.paused
         if program.root_call is None or not asked:
             return None
         with self._lock:
@@ -196,16 +177,18 @@ class GraphRecorder:
 
         ``texts``: further facts about the call, slot and text.
         """
-        graph, program, host = run.graph, run.graph.program, self.host
+        graph, program, parts = run.graph, run.graph.program, self.parts
         origin, moved = graph.origins[node], graph.program.moved
         path, module = moved(origin.path), moved(origin.module)
-        kept = graph.kept[node] if program.here == program.base else host.asks_for(module)
+        kept = graph.kept[node]
+        if program.here != program.base:
+            kept = parts.roots.selects_inside(module)
         if not kept:
             return None
         number = run.base[path] + origin.number
         call = OpenCall(path, origin.op, level, module, number, run.root_call)
         call.phase = graph.phase
-        if not host.observer.names.selects(call):
+        if not parts.observer.names.selects(call):
             return None
         stack = None
         if origin.source and self.options.sources:
@@ -217,20 +200,20 @@ class GraphRecorder:
         role = "graph" if call.phase == "forward" else "graph.backward"
         recorder.record_texts(call, role, [("node", origin.node), ("fx", node), *texts])
         self._record(recorder, call, "input", inputs)
-        if host.profile is not None and level == "fx" and recorder is host.recorder:
-            host.profile.begins(call)
+        if parts.profile is not None and level == "fx" and recorder is parts.recorder:
+            parts.profile.begins(call)
         return call
 
     def end_call(
         self, call: OpenCall, recorder: Recorder, outputs: Slots, inputs: Slots = ()
     ) -> None:
         """End the call of a node. ``inputs``: those that did not exist when it began."""
-        observer, outputs = self.host.observer, list(outputs)
-        if self.host.profile is not None and call.level == "fx":
-            self.host.profile.ends(call)
+        observer, outputs = self.parts.observer, list(outputs)
+        if self.parts.profile is not None and call.level == "fx":
+            self.parts.profile.ends(call)
         self._record(recorder, call, "input", inputs)
         self._record(recorder, call, "output", outputs)
-        if recorder is not self.host.recorder:
+        if recorder is not self.parts.recorder:
             return
         observer.record_if_overflowing(call)
         if observer.on_call_end is not None and call.phase == "forward":
@@ -238,8 +221,8 @@ class GraphRecorder:
 
     def _record(self, recorder: Recorder, call: OpenCall, role: str, values: Slots) -> None:
         if role in self.options.roles:
-            own = recorder is self.host.recorder
-            record = self.host.observer.record if own else recorder.record
+            own = recorder is self.parts.recorder
+            record = self.parts.observer.record if own else recorder.record
             record(call, role, values)
 
 
@@ -256,7 +239,7 @@ class NodeInterpreter(torch.fx.Interpreter):
         if n.target is operator.getitem or n.name not in self._run.graph.origins:
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n) if n.op == "call_function" else ((), {})
-        guarded, graphs, recorder = self._graphs.host.guarded, self._graphs, self._recorder
+        guarded, graphs, recorder = self._graphs.parts.guard.run, self._graphs, self._recorder
         inputs = operator_inputs(args, kwargs)
         call = guarded(graphs.begin_call, self._run, n.name, recorder, "fx", inputs)
         result: object = super().run_node(n)

@@ -14,27 +14,34 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from llmdebug_nb.capture.compat import dynamo, inductor
-from llmdebug_nb.capture.compat.inductor import CompiledFunction, GraphInput
+from llmdebug_nb.capture.compat import dynamo
+from llmdebug_nb.capture.compat.inductor import compiling, settings
+from llmdebug_nb.capture.compat.inductor.kernel_calls import CompiledFunction, GraphInput
 from llmdebug_nb.capture.compiled.fusion_switches import FusionSwitch
 from llmdebug_nb.capture.compiled.graph_recorder import (
     CompiledGraph,
-    GraphHost,
     GraphRecorder,
     NodeInterpreter,
     TracedProgram,
 )
 from llmdebug_nb.capture.compiled.kernel_recorder import KernelRecorder
-from llmdebug_nb.core.options import DumpOptions
+from llmdebug_nb.capture.compiled.origins import Frame
+from llmdebug_nb.capture.session_parts import Parts
 
 
 class Graphs:
     """The compiled graphs of one session."""
 
-    def __init__(self, host: GraphHost, options: DumpOptions) -> None:
-        """Raises OptionError for a bad fusion switch, EmptyDumpError for an unknown operator."""
-        self._host = host
-        self._recorder = GraphRecorder(host, options)
+    def __init__(
+        self, parts: Parts, follow: Callable[[Frame], None], enter: Callable[[], None]
+    ) -> None:
+        """``follow(frame)``: follow what is being compiled. ``enter``: see `GraphRecorder`.
+
+        Raises OptionError for a bad fusion switch, EmptyDumpError for an unknown operator.
+        """
+        options = parts.options
+        self._parts, self._follow = parts, follow
+        self._recorder = GraphRecorder(parts, enter)
         self._switch = FusionSwitch.read(options.fusion_switch)
         self._config = dict(options.compiler_config or {})
         if "kernel" in options.profile:
@@ -42,11 +49,11 @@ class Graphs:
             self._config.setdefault("cpp.enable_kernel_profile", True)
         self._numbers = itertools.count()
         self._fused = options.graph != "fx"
-        why = inductor.trouble() if self._fused else None
+        why = settings.trouble() if self._fused else None
         if why is not None:
             self._fused = False
             problem = f"kernels can't be seen ({why}): the graph was run node by node instead"
-            host.problems[problem] += 1
+            parts.guard.problems[problem] += 1
 
     @property
     def ran(self) -> int:
@@ -58,8 +65,8 @@ class Graphs:
     ) -> Callable[..., object]:
         """Compile a traced program: a backend of `torch.compile`."""
         frame = dynamo.compiled_frame(traced)
-        self._host.follow_compiled(frame)
-        base = frame.base(self._host.path_of)
+        self._follow(frame)
+        base = frame.base(self._parts.roots.path_of)
         program = TracedProgram(frame, base, base)
 
         def new_graph(backward: bool) -> CompiledGraph:
@@ -73,7 +80,7 @@ class Graphs:
         def observe(backward: bool) -> KernelRecorder:
             return KernelRecorder(self._recorder, new_graph(backward))
 
-        return inductor.compile_traced(traced, inputs, self._switch, self._config, observe)
+        return compiling.compile_traced(traced, inputs, self._switch, self._config, observe)
 
     def _interpreted(self, module: torch.fx.GraphModule, graph: CompiledGraph) -> CompiledFunction:
         """Return a function that runs a graph and records its nodes in recorded steps."""
@@ -84,7 +91,7 @@ class Graphs:
             with recorder.running(graph) as graph_run:
                 if graph_run is None:
                     return module.forward(*args)
-                interpreter = NodeInterpreter(module, recorder, graph_run, self._host.recorder)
+                interpreter = NodeInterpreter(module, recorder, graph_run, self._parts.recorder)
                 return interpreter.boxed_run(list(args))
 
         run._boxed_call = True  # type: ignore[attr-defined]  # read by AOTAutograd

@@ -9,7 +9,7 @@ import torch
 
 from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.compat import triton
-from llmdebug_nb.capture.compat.inductor import CompiledFunction, Launch
+from llmdebug_nb.capture.compat.inductor.kernel_calls import CompiledFunction, Launch
 from llmdebug_nb.capture.compiled.formulas import Formula, Formulas
 from llmdebug_nb.capture.compiled.graph_recorder import CompiledGraph, GraphRecorder, GraphRun
 from llmdebug_nb.capture.compiled.origins import Origin, origin_of
@@ -26,7 +26,7 @@ class KernelRecorder:
     def __init__(self, graphs: GraphRecorder, graph: CompiledGraph) -> None:
         self.launches: list[Launch] = []
         self.module: torch.fx.GraphModule | None = None
-        self._graphs, self._graph, self._host = graphs, graph, graphs.host
+        self._graphs, self._graph, self._parts = graphs, graph, graphs.parts
         self._nodes: Formulas | None = None
         self._formulas: dict[str, Formula] = {}  # by buffer; each is recorded once
         self._has_tilings = "tiling" not in graphs.options.profile  # or none are wanted
@@ -36,7 +36,7 @@ class KernelRecorder:
     @property
     def wants_module(self) -> bool:
         """The graph behind the kernels is run and recorded, too."""
-        return self._host.reference is not None
+        return self._parts.reference is not None
 
     def describe_nodes(self, nodes: torch.fx.Graph) -> None:
         """Find the origins of the graph's nodes."""
@@ -50,13 +50,13 @@ class KernelRecorder:
         """
         graph = self._graph
         if node.name not in graph.origins:
-            frame, path_of = graph.program.frame, self._host.path_of
+            frame, path_of = graph.program.frame, self._parts.roots.path_of
             self._add(node.name, origin_of(node, frame, path_of, graph.calls))
 
     def _add(self, name: str, origin: Origin) -> None:
         self._graph.origins[name] = origin
         named = bool(self._graphs.options.apis)
-        self._graph.kept[name] = not named and self._host.asks_for(origin.module)
+        self._graph.kept[name] = not named and self._parts.roots.selects_inside(origin.module)
 
     def slot_of(self, node: str) -> str:
         """Return the output slot of a node."""
@@ -79,28 +79,28 @@ class KernelRecorder:
 
     def note_unobserved(self, kernel: str) -> None:
         """Note that the buffers of a kernel can't be recorded."""
-        self._host.problems[_UNOBSERVED] += 1
+        self._parts.guard.problems[_UNOBSERVED] += 1
 
     def observed(self, run: CompiledFunction) -> CompiledFunction:
         """Return a function that runs the compiled graph and records it in recorded steps."""
-        sink = self._host.recorder.sink
+        sink = self._parts.recorder.sink
         rows = [
             (self._name(launch), ", ".join(launch.nodes), masked(launch.source))
             for launch in self.launches
         ]
-        self._host.guarded(sink.table, "kernels", rows)
-        self._host.guarded(self._describe_buffers)
+        self._parts.guard.run(sink.table, "kernels", rows)
+        self._parts.guard.run(self._describe_buffers)
 
         def run_recorded(args: Sequence[object]) -> object:
             with self._graphs.running(self._graph) as graph_run:
-                reference, module = self._host.reference, self.module
+                reference, module = self._parts.reference, self.module
                 if graph_run is not None and reference is not None and module is not None:
                     run_reference = self._graphs.run_reference
-                    self._host.guarded(run_reference, module, args, graph_run, reference)
+                    self._parts.guard.run(run_reference, module, args, graph_run, reference)
                 result = run(args)
                 if graph_run is not None and not self._has_tilings:
                     self._has_tilings = True
-                    self._host.guarded(self._record_tilings, run)
+                    self._parts.guard.run(self._record_tilings, run)
                 return result
 
         run_recorded._boxed_call = True  # type: ignore[attr-defined]  # read by AOTAutograd
@@ -129,22 +129,22 @@ class KernelRecorder:
             (f"graph{number}/{name}", json.dumps(masked_json(configuration)))
             for name, configuration in triton.configurations(run)
         ]
-        self._host.recorder.sink.table("tilings", rows)
+        self._parts.recorder.sink.table("tilings", rows)
 
     def begin_kernel(self, number: int, tensors: Sequence[object]) -> None:
         """Begin a kernel. ``tensors``: its inputs, as in `Launch.reads`."""
         run = self._graphs.current
         if run is not None and run.graph is self._graph:
-            self._host.guarded(self._begin, self.launches[number], run, tensors)
+            self._parts.guard.run(self._begin, self.launches[number], run, tensors)
 
     def end_kernel(self, number: int, tensors: Sequence[object]) -> None:
         """End a kernel. ``tensors``: the buffers that it wrote, as in `Launch.buffers`."""
         run = self._graphs.current
         if run is not None and run.graph is self._graph:
-            self._host.guarded(self._end, self.launches[number], run, tensors)
+            self._parts.guard.run(self._end, self.launches[number], run, tensors)
 
     def _begin(self, launch: Launch, run: GraphRun, tensors: Sequence[object]) -> None:
-        recorder, code = self._host.recorder, self._name(launch)
+        recorder, code = self._parts.recorder, self._name(launch)
         run.open = []
         for buffer in launch.buffers:
             inputs = [(f"{IN_KERNEL}{launch.reads[i]}", tensors[i]) for i in buffer.reads]
@@ -157,9 +157,9 @@ class KernelRecorder:
             if call is not None:
                 self._formulas.pop(buffer.name, None)
             run.open.append(call)
-        if self._host.profile is not None:
+        if self._parts.profile is not None:
             run.kernel = self._kernel_call(launch, run)
-            self._host.profile.begins(run.kernel, code)
+            self._parts.profile.begins(run.kernel, code)
 
     def _kernel_call(self, launch: Launch, run: GraphRun) -> OpenCall:
         """Return the call of a kernel, in the module of the last buffer that it writes."""
@@ -172,11 +172,11 @@ class KernelRecorder:
 
     def _end(self, launch: Launch, run: GraphRun, tensors: Sequence[object]) -> None:
         calls, run.open = run.open, []
-        if run.kernel is not None and self._host.profile is not None:
-            self._host.profile.ends(run.kernel)
+        if run.kernel is not None and self._parts.profile is not None:
+            self._parts.profile.ends(run.kernel)
             run.kernel = None
         for call, buffer, tensor in zip(calls, launch.buffers, tensors, strict=True):
             if call is not None:
                 slots = {i: f"{IN_KERNEL}{launch.buffers[i].name}" for i in buffer.inner}
                 inner = [(slot, tensors[i]) for i, slot in slots.items()]
-                self._graphs.end_call(call, self._host.recorder, [(buffer.slot, tensor)], inner)
+                self._graphs.end_call(call, self._parts.recorder, [(buffer.slot, tensor)], inner)

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from llmdebug_nb.capture import runtimes
-from llmdebug_nb.capture.compat import dynamo, inductor, pytorch
+from llmdebug_nb.capture.compat import dynamo, pytorch
+from llmdebug_nb.capture.compat.inductor import settings as inductor
 from llmdebug_nb.capture.compiled.graphs import Graphs
 from llmdebug_nb.capture.compiled.origins import Frame
 from llmdebug_nb.capture.hooks.modules import Args, HookedModule, Kwargs, Root
@@ -55,13 +56,11 @@ class CompiledModules:
         self._parts, self._models, self._engines = parts, models, engines
         self._calls = RootCalls(parts)
         self.thread, self.observer, self.guarded = parts.thread, parts.observer, parts.guard.run
-        self.recorder, self.reference, self.profile = parts.recorder, parts.reference, parts.profile
-        self.problems = parts.guard.problems
         self._finder = RootFinder(parts, self, describe, any_model=not models, compiled=True)
         self._given = [root for model in models if (root := self._adopt(model)) is not None]
         for recorder in parts.recorders:
             recorder.devices.recognizes = False  # kernels write without counting versions
-        self.graphs = Graphs(self, parts.options)
+        self.graphs = Graphs(parts, self._follow_compiled, self._enter_compiled)
         self._function: Root | None = None  # the root, if it is a compiled function
         self._frame: FrameType | None = None  # of its last call
         self._contexts = contextlib.ExitStack()
@@ -79,8 +78,9 @@ class CompiledModules:
 
     def start(self) -> None:
         self._calls.start(self._follow)
-        if self.profile is not None:
-            self._contexts.enter_context(dynamo.compiling(self.profile.aside))
+        profile = self._parts.profile
+        if profile is not None:
+            self._contexts.enter_context(dynamo.compiling(profile.aside))
         for model in self._models:
             inner = pytorch.compiled_root(model)
             for module in [model] if inner is model else [model, inner]:
@@ -120,14 +120,14 @@ class CompiledModules:
     def leave(self, entry: HookedModule) -> None:
         thread = self.thread
         if thread.recording and len(thread.entries) == 1 and self.graphs.ran == self._graphs_before:
-            self.problems[
+            self._parts.guard.problems[
                 f"a call of {entry.op} ran uncompiled: only its inputs and outputs are recorded"
             ] += 1
         self._calls.leave(entry)
 
-    # -- questions and reports of graphs ----------------------------------------------------------
+    # -- reports of graphs ------------------------------------------------------------------------
 
-    def follow_compiled(self, frame: Frame) -> None:
+    def _follow_compiled(self, frame: Frame) -> None:
         """Follow what is being compiled, if no model was given: it becomes the root."""
         if any(self._parts.roots) or not self._parts.guard.active:
             return
@@ -146,7 +146,7 @@ class CompiledModules:
         self.thread.entries[-1:] = [(root.first, call)]
         self._parts.notes.append(_LATE)
 
-    def enter_compiled(self) -> None:
+    def _enter_compiled(self) -> None:
         """Begin a root call when a graph of a compiled function runs outside of all modules."""
         root, parts = self._function, self._parts
         if root is None:
@@ -160,14 +160,6 @@ class CompiledModules:
         kwargs = dict(frame.f_locals.get("kwargs", {})) if frame is not None else {}
         call = parts.steps.begin(root.module, "", True, (), kwargs)
         self.thread.begin(call, parts.filter.selects(call, root.module))
-
-    def path_of(self, module: nn.Module) -> str | None:
-        """Return the path of a module of a root, or None for any other module."""
-        return self._parts.roots.path_of(module)
-
-    def asks_for(self, path: str) -> bool:
-        """Return whether the filters select what runs in a module."""
-        return self._parts.roots.selects_inside(path)
 
 
 def compiled_session(

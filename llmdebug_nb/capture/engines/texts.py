@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from llmdebug_nb.capture.compat.llamacpp_api import BatchRow
 from llmdebug_nb.capture.request_filter import Part
 from llmdebug_nb.core.records import TokenRow
-
-
-class Computed(Protocol):
-    """A token that was computed. ``sequence``: of the engine's cache."""
-
-    @property
-    def token(self) -> int | None: ...
-    @property
-    def position(self) -> int: ...
-    @property
-    def sequence(self) -> int: ...
 
 
 @dataclass
@@ -40,7 +29,7 @@ class Texts:
         self._now: dict[int, _Text] = {}
         self._past = {sequence: dict(enumerate(tokens)) for sequence, tokens in past.items()}
 
-    def rows(self, root_call: int, computed: Sequence[Computed]) -> list[TokenRow]:
+    def rows(self, root_call: int, computed: Sequence[BatchRow]) -> list[TokenRow]:
         """Return the rows of a step, and those that its new texts find in the cache."""
         rows = []
         for row, each in enumerate(computed):
@@ -56,7 +45,7 @@ class Texts:
             rows.append(TokenRow(root_call, row, text.request, each.position, each.token, 0, None))
         return rows
 
-    def _begun(self, first: Computed, before: _Text | None) -> _Text:
+    def _begun(self, first: BatchRow, before: _Text | None) -> _Text:
         known = before.tokens if before is not None else self._past.get(first.sequence, {})
         kept = {position: token for position, token in known.items() if position < first.position}
         text = self._now[first.sequence] = _Text(str(self._count), first.position, kept)
@@ -65,7 +54,7 @@ class Texts:
 
 
 def parts_of(
-    rows: Sequence[TokenRow], computed: Sequence[Computed], behind: Sequence[Computed]
+    rows: Sequence[TokenRow], computed: Sequence[BatchRow], behind: Sequence[BatchRow]
 ) -> list[Part]:
     """Return what a step computes of each request.
 

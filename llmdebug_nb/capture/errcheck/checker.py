@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from llmdebug_nb.capture.calls import Leaf, OpenCall
+from llmdebug_nb.capture.checking import CheckingRecorder
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.errcheck.calls import CallFacts
 from llmdebug_nb.capture.errcheck.causes import UNSET, Cause, cause_of, clipping_of, underflow_of
@@ -25,13 +26,11 @@ from llmdebug_nb.capture.errcheck.gradients import ArrivedGradients, backward_ca
 from llmdebug_nb.capture.errcheck.headroom import ReachByDtype
 from llmdebug_nb.capture.errcheck.inputs import Inputs, is_near
 from llmdebug_nb.capture.errcheck.origins import BadTensors, Origin
-from llmdebug_nb.capture.recorder import Recorder
-from llmdebug_nb.capture.sink import RecordedCall, Sink
+from llmdebug_nb.capture.sink import Sink
 from llmdebug_nb.capture.walk import call_inputs, operator_inputs
 from llmdebug_nb.core.faults import CRITICAL, HIGH, KINDS, MEDIUM, Fault, ProcessCheck
 from llmdebug_nb.core.kernels.overflow import NONE, quick_reach, reach
 from llmdebug_nb.core.options import DumpOptions
-from llmdebug_nb.core.records import RootCall
 
 _MANY = 64  # faults of different places: a program that is wrong everywhere needs no more
 # GradScaler looks for infinities with it, and leaves out the step if there are any
@@ -39,8 +38,8 @@ _EXAMINES = "Aten._amp_foreach_non_finite_check_and_unscale_"
 Outputs = list[tuple[str, torch.Tensor, float]]  # slot, tensor, reach
 
 
-class Checker(Recorder):
-    """A recorder that keeps no records: it checks what it is shown.
+class Checker(CheckingRecorder):
+    """Checks what it is shown.
 
     ``on_fault(origin)``: called as soon as bad values reach a result.
     """
@@ -106,10 +105,8 @@ class Checker(Recorder):
 
     # -- what the session shows -------------------------------------------------------------------
 
-    def record(self, call: RecordedCall, role: str, leaves: Iterable[Leaf]) -> None:
+    def record(self, call: OpenCall, role: str, leaves: Iterable[Leaf]) -> None:
         """Note the inputs of a call, or check its outputs."""
-        if not isinstance(call, OpenCall):
-            return
         if role == "input":
             if call.arguments is None:  # those of an optimizer
                 call.inputs = list(leaves)
@@ -121,7 +118,7 @@ class Checker(Recorder):
             call.inputs, call.pending, call.arguments = [], (), None
 
     def record_tensor(
-        self, call: RecordedCall, role: str, slot: str, tensor: torch.Tensor,
+        self, call: OpenCall, role: str, slot: str, tensor: torch.Tensor,
         phase: str = "forward",
     ) -> None:  # fmt: skip
         """Check a gradient: one that arrives at a module's call, leaves it, or is a parameter's."""
@@ -153,21 +150,6 @@ class Checker(Recorder):
         if self._bad and isinstance(value, torch.Tensor):
             with self._check_lock:
                 self._reach_result(value, "a number that the program reads")
-
-    def record_weight(self, call: RecordedCall, slot: str, tensor: torch.Tensor) -> None:
-        pass
-
-    def record_call(self, call: RecordedCall) -> None:
-        pass
-
-    def add_weights(self, weights: list[torch.Tensor]) -> None:
-        pass
-
-    def end_call(self, calls: Iterable[RootCall]) -> None:
-        pass
-
-    def flush(self, calls: Iterable[RootCall] = ()) -> None:
-        pass
 
     # -- the check of one call --------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import nn
@@ -14,11 +14,9 @@ from llmdebug_nb.capture.errcheck.origins import Origin
 from llmdebug_nb.capture.root_finder import Describe
 from llmdebug_nb.capture.session import EagerModules, Session
 from llmdebug_nb.capture.session_parts import Parts
-from llmdebug_nb.core.columns import Row
+from llmdebug_nb.capture.sink import NoSink
 from llmdebug_nb.core.faults import ProcessCheck
-from llmdebug_nb.core.moments import Signal
 from llmdebug_nb.core.options import EVERY_TOKEN, DumpOptions
-from llmdebug_nb.core.records import Node
 
 
 class Checks(NamedTuple):
@@ -77,28 +75,3 @@ class CheckSession:
         """Return what was found so far."""
         calls, problems = len(self._parts.steps.calls), self._parts.guard.problems
         return self._checker.result(self._rank, pid, ended_by, calls, problems)
-
-
-class NoSink:
-    """Receives nothing: a check keeps no records."""
-
-    waits, frames = False, None
-
-    def shortage(self, nbytes: int) -> str | None:
-        return None
-
-    def payload(self, row: Row, data: object, header: bytes | None = None) -> None: ...
-    def write_frames(self) -> None: ...
-    def duplicate(self, row: Row, offset: int, length: int) -> None: ...
-    def commit(self, batch: object) -> None: ...
-    def drop(self, calls: object, into: int) -> int:
-        return 0
-
-    def nodes(self, nodes: Iterable[Node], start: int) -> None: ...
-    def table(self, name: str, rows: Iterable[Sequence[object]]) -> None: ...
-    def note(self, meta: Mapping[str, object]) -> None: ...
-    def tell(self, generation: int, step: int) -> None: ...
-    def heard(self) -> list[Signal]:
-        return []
-
-    def close(self, meta: Mapping[str, object]) -> None: ...

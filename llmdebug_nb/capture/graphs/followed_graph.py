@@ -16,8 +16,9 @@ from llmdebug_nb.capture.graphs.graph import (
     Scalar,
     Weight,
 )
-from llmdebug_nb.capture.graphs.graph_runs import GraphRuns
+from llmdebug_nb.capture.operators.kinds import OperatorFilter
 from llmdebug_nb.capture.runtime import GraphFacts
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.core.paths import ancestors, bounded
 from llmdebug_nb.core.records import Node
 
@@ -36,27 +37,21 @@ class Exposed(Protocol):
     def rounding(self) -> float: ...
     def gives(self, name: str) -> bool:
         """Tell whether it returns a value."""
-        ...
 
     def facts(self, node: GraphNode) -> Sequence[Scalar]:
         """Return what it knows of how a node runs."""
-        ...
 
     def has_constant(self, name: str) -> bool:
         """Tell whether a value is a constant."""
-        ...
 
     def constant(self, name: str) -> torch.Tensor | None:
         """Return a constant; None if torch has no such dtype. Raises ValueError, OSError."""
-        ...
 
     def shape(self, weight: Weight) -> list[int]:
         """Return the shape of a weight in its module."""
-        ...
 
     def close(self) -> None:
         """Free what it holds."""
-        ...
 
 
 class FollowedGraph:
@@ -71,13 +66,14 @@ class FollowedGraph:
     """
 
     def __init__(
-        self, host: GraphRuns, target: object, fed: Collection[str], exposed: Exposed | None,
+        self, parts: Parts, target: object, fed: Collection[str], exposed: Exposed | None,
         fallback: str,
     ) -> None:  # fmt: skip
         """``fallback``: the label if the graph names no class of its root."""
-        self._host, self.target, self.fed, self.exposed = host, target, fed, exposed
+        self._parts, self.target, self.fed, self.exposed = parts, target, fed, exposed
         self.label = (exposed.graph.modules[""].type if exposed is not None else "") or fallback
-        self.prefix = host.next_prefix(self.label)
+        self._operators = OperatorFilter(parts.options.apis)
+        self.prefix = parts.roots.next_prefix(self.label)
         self.kept: dict[str, bool] = {}
         self.needed: list[str] = []
         self.has_weights = False
@@ -85,7 +81,9 @@ class FollowedGraph:
         self.checked: set[tuple[object, ...]] = set()
         self.ran: list[int] = []
         self.plan = exposed.graph.plan() if exposed is not None else []
-        host.add_root(self, self.topology())
+        nodes = self.topology()
+        parts.roots.add_nodes(nodes)
+        parts.steps.add_root(self, nodes[0].root)
         self.select()
 
     def facts(self) -> GraphFacts:
@@ -127,13 +125,14 @@ class FollowedGraph:
 
     def select(self) -> None:
         """Apply the filters: which modules are recorded, which values are needed."""
-        exposed, options = self.exposed, self._host.options
+        exposed, options = self.exposed, self._parts.options
         modules = exposed.graph.modules if exposed is not None else {"": GraphModule("")}
         self.kept = {}
         for path, module in modules.items():
             name = self.path(path)
             wanted = selection.selects(options, (name, path), module.type)
-            self.kept[path] = wanted and self._host.selects_module(name)
+            by_control = self._parts.filter.selected_modules([name], self._parts.roots.nodes)
+            self.kept[path] = wanted and by_control[0]
         if exposed is not None:
             outputs = exposed.graph.outputs
             wants = self._wants(outputs)
@@ -153,10 +152,10 @@ class FollowedGraph:
     def is_wanted(self, node: GraphNode) -> bool:
         """Tell whether a node is recorded."""
         inside = any(self.kept.get(path) for path in (node.module, *ancestors(node.module)))
-        return inside and node.op in self._host.operators and self._begins(node.op)
+        return inside and node.op in self._operators and self._begins(node.op)
 
     def _begins(self, op: str) -> bool:
         """Tell whether an operator's name begins as requested, if operators are so filtered."""
-        options = self._host.options
+        options = self._parts.options
         is_filtered = options.opname and options.operators
         return not is_filtered or selection.starts_with_any(op, options.opname)

@@ -9,7 +9,7 @@ import torch
 from llmdebug_nb.capture.calls import OpenCall, innermost
 from llmdebug_nb.capture.graphs.followed_graph import FollowedGraph
 from llmdebug_nb.capture.graphs.graph import GraphModule, GraphNode, ModuleBegins, ModuleEnds
-from llmdebug_nb.capture.graphs.graph_runs import GraphRuns
+from llmdebug_nb.capture.session_parts import Parts
 from llmdebug_nb.core.errors import first_line
 from llmdebug_nb.core.records import GRAPH_LEVEL, RootCall
 
@@ -21,14 +21,14 @@ class RunRecorder:
 
     def __init__(
         self,
-        host: GraphRuns,
+        parts: Parts,
         followed: FollowedGraph,
         root: RootCall,
         values: dict[str, object],
     ) -> None:
-        self._host, self._followed, self._root, self.values = host, followed, root, values
-        self._observer, self._exposed = host.observer, followed.exposed
-        self._modules = host.options.records_modules
+        self._parts, self._followed, self._root, self.values = parts, followed, root, values
+        self._observer, self._exposed = parts.observer, followed.exposed
+        self._modules = parts.options.records_modules
         self._open: dict[str, OpenCall] = {}
 
     def record(self) -> None:
@@ -66,12 +66,12 @@ class RunRecorder:
 
     def _call(self, module: str, op: str, level: str) -> OpenCall:
         path, outer = self._followed.path(module), innermost(self._open, module)
-        return self._host.thread.of_graph(path, op, level, outer, self._root.index)
+        return self._parts.thread.of_graph(path, op, level, outer, self._root.index)
 
     def _begin(self, module: GraphModule, inputs: Mapping[str, object]) -> None:
         name = "Module" if module.path else self._followed.label
         call = self._call(module.path, module.type or name, "module")
-        self._host.recorder.record_call(call)
+        self._parts.recorder.record_call(call)
         wanted = self._followed.kept[module.path] and self._modules
         call.selected, call.recorded = True, wanted and self._observer.names.selects(call)
         self._open[module.path] = call
@@ -86,15 +86,15 @@ class RunRecorder:
         outer = innermost(self._open, node.module)
         if not wanted:
             home = outer.module_id if outer is not None else ""
-            self._host.thread.next_id(self._followed.path(node.module), GRAPH_LEVEL, home)
+            self._parts.thread.next_id(self._followed.path(node.module), GRAPH_LEVEL, home)
             return
-        call, recorder = self._call(node.module, node.op, GRAPH_LEVEL), self._host.recorder
+        call, recorder = self._call(node.module, node.op, GRAPH_LEVEL), self._parts.recorder
         call.selected, call.recorded = True, self._observer.names.selects(call)
         if not call.recorded:
             return
         recorder.record_call(call)
         stack = None
-        if node.source and self._host.options.sources:
+        if node.source and self._parts.options.sources:
             stack = recorder.sources.stack_number(list(node.source))
         within = (outer.path, outer.number) if outer is not None else (None, None)
         row = [call.root_call, call.path, call.number, "forward", GRAPH_LEVEL, call.op, stack]
@@ -166,7 +166,7 @@ class RunRecorder:
                     tensor = exposed.constant(weight.name)
                 except _UNREADABLE as error:
                     problem = f"weight {weight.name} can't be read: {first_line(error)}"
-                    self._host.problems[problem] += 1
+                    self._parts.guard.problems[problem] += 1
                     continue
                 if tensor is not None:
                     tensors[name] = tensor.t().contiguous() if weight.transposed else tensor
@@ -175,7 +175,7 @@ class RunRecorder:
             weights = module.weights.items()
             names: list[tuple[str, object]] = [(f"initializer.{n}", w.name) for n, w in weights]
             names += [(f"transposed.{name}", True) for name, one in weights if one.transposed]
-            self._host.recorder.record(call, GRAPH_LEVEL, names)
+            self._parts.recorder.record(call, GRAPH_LEVEL, names)
             self._observer.weights.record(path, op, module.settings, tensors)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch.autograd.graph import Node as AutogradNode
@@ -73,7 +74,7 @@ class Gradients:
             node, number = self._edge(leaf)
             roots.append(node)
             if "input" in self._roles:
-                self._hook(node.register_prehook, self._on_arrival(call, slot, number))
+                self._hook(node.register_prehook, partial(self._arrived, call, slot, number))
         if roots and call.edges and "output" in self._roles:
             self._hook_exits(call, roots)
         call.edges = ()
@@ -124,13 +125,10 @@ class Gradients:
             self._handles = [handle for handle in self._handles if pytorch.is_hooked(handle)]
         self._handles.append(register(hook))
 
-    def _on_arrival(self, call: OpenCall, slot: str, number: int) -> Callable[..., None]:
-        def on_arrival(gradients: _Gradients) -> None:
-            gradient = gradients[number]
-            if gradient is not None:
-                self._guarded(self._record, call, "input", slot, gradient)
-
-        return on_arrival
+    def _arrived(self, call: OpenCall, slot: str, number: int, gradients: _Gradients) -> None:
+        gradient = gradients[number]
+        if gradient is not None:
+            self._guarded(self._record, call, "input", slot, gradient)
 
     def _hook_exits(self, call: OpenCall, roots: list[AutogradNode]) -> None:
         """Hook every node of the call's part of the graph from which an edge leads to an input."""
@@ -158,18 +156,16 @@ class Gradients:
                     counts[slot] = counts.get(slot, 0) + 1
         sums = {slot: _Sum(count) for slot, count in counts.items()}
         for node, place, slots in exits:
-            self._hook(node.register_hook, self._on_exit(call, place, slots, sums))
+            self._hook(node.register_hook, partial(self._left, call, place, slots, sums))
 
-    def _on_exit(
-        self, call: OpenCall, place: int, slots: list[str], sums: dict[str, _Sum]
-    ) -> Callable[..., None]:
-        def on_exit(gradients: _Gradients, _: object) -> None:
-            gradient = gradients[place]
-            if gradient is not None:
-                for slot in slots:
-                    self._guarded(self._add, call, slot, sums[slot], gradient)
-
-        return on_exit
+    def _left(
+        self, call: OpenCall, place: int, slots: list[str], sums: dict[str, _Sum],
+        gradients: _Gradients, _: object,
+    ) -> None:  # fmt: skip
+        gradient = gradients[place]
+        if gradient is not None:
+            for slot in slots:
+                self._guarded(self._add, call, slot, sums[slot], gradient)
 
     def _add(self, call: OpenCall, slot: str, total: _Sum, gradient: torch.Tensor) -> None:
         total.add(gradient)

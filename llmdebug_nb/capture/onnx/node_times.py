@@ -8,7 +8,7 @@ from llmdebug_nb.capture.graphs.followed_graph import FollowedGraph
 from llmdebug_nb.capture.graphs.graph import GraphNode
 from llmdebug_nb.capture.onnx import ort_profile
 from llmdebug_nb.capture.onnx.exposed_session import ExposedSession
-from llmdebug_nb.capture.timing.profiler import Sink
+from llmdebug_nb.capture.sink import Sink
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.paths import bounded

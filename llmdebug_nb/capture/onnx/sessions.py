@@ -56,9 +56,8 @@ class Sessions(FollowedGraphs):
         self.listeners.remove(self)
         for followed in self._followed.values():
             if followed.exposed is not None:
-                node_times.write(
-                    followed, self._options, self._host.recorder.sink, self._host.notes
-                )
+                sink, notes = self._parts.recorder.sink, self._parts.notes
+                node_times.write(followed, self._options, sink, notes)
                 followed.exposed.close()
 
     def _follow(self, session: InferenceSession, may_fail: bool = True) -> FollowedGraph:
@@ -66,25 +65,22 @@ class Sessions(FollowedGraphs):
         try:
             exposed = ExposedSession(session, "kernel" in self._options.profile)
             if exposed.problem:
-                self._host.problems[exposed.problem] += 1
+                self._problems[exposed.problem] += 1
         except CaptureError as error:
             if may_fail:
                 onnxruntime_api.model_of(session)  # raises at once if the model is gone
             problem = f"only the inputs and outputs of a session are recorded: {error}"
-            self._host.problems[problem] += 1
+            self._problems[problem] += 1
         fed = {one.name for one in session.get_inputs()}
-        followed = FollowedGraph(self._host, session, fed, exposed, _FALLBACK)
+        followed = FollowedGraph(self._parts, session, fed, exposed, _FALLBACK)
         if exposed is not None:
-            self._note_limits(exposed)
+            self._note_limits(exposed.graph, "If, Loop or Scan")
+            if exposed.hidden:
+                self._parts.notes.append(
+                    f"{len(exposed.hidden)} values that are not tensors (sequences, maps)"
+                    " are not recorded"
+                )
         return followed
-
-    def _note_limits(self, exposed: ExposedSession) -> None:
-        self._host.note_limits(exposed.graph, "If, Loop or Scan")
-        if exposed.hidden:
-            hidden = len(exposed.hidden)
-            self._host.notes.append(
-                f"{hidden} values that are not tensors (sequences, maps) are not recorded"
-            )
 
     # -- runs -----------------------------------------------------------------------------------
 
@@ -93,7 +89,7 @@ class Sessions(FollowedGraphs):
         options: RunOptions | None, own: Callable[[], list[object]],
     ) -> list[object]:  # fmt: skip
         """Run our session in place of the program's, if the step is recorded, and record it."""
-        begun = self._host.guarded(self._begin_run, session, feed)
+        begun = self._guarded(self._begin_run, session, feed)
         if begun is None:
             return own()
         followed, root, on = begun
@@ -117,7 +113,7 @@ class Sessions(FollowedGraphs):
         values = self._values(followed, feed)
         results = own()
         seen = values or dict(zip(wanted, results, strict=False))
-        self._host.guarded(self._record_run, followed, root, feed, seen)
+        self._guarded(self._record_run, followed, root, feed, seen)
         return results
 
     def _run_instead(
@@ -136,8 +132,8 @@ class Sessions(FollowedGraphs):
             ours, results = results, own()
             if not all(_same(a, b) for a, b in zip(ours, results, strict=True)):
                 exposed.same = False
-                self._host.notes.append(_OTHER_BITS)
-        self._host.guarded(self._record_run, followed, root, feed, values)
+                self._parts.notes.append(_OTHER_BITS)
+        self._guarded(self._record_run, followed, root, feed, values)
         return results
 
     def ran_unseen(
@@ -148,17 +144,17 @@ class Sessions(FollowedGraphs):
         The program's run may overwrite what is bound. ``feed``: None if the inputs are unknown.
         """
         if feed is None:
-            if self._host.active and (id(session) in self._followed or not self._only):
-                self._host.problems[_UNKNOWN_INPUTS] += 1
+            if self._parts.guard.active and (id(session) in self._followed or not self._only):
+                self._problems[_UNKNOWN_INPUTS] += 1
             return own()
-        begun = self._host.guarded(self._begin_run, session, feed)
+        begun = self._guarded(self._begin_run, session, feed)
         if begun is not None:
             followed, root, on = begun
             try:
                 self._busy = True
                 values = self._values(followed, feed) if on else None
                 if values is not None:
-                    self._host.guarded(self._record_run, followed, root, feed, values)
+                    self._guarded(self._record_run, followed, root, feed, values)
             finally:
                 self._end(on)
         return own()
@@ -176,10 +172,10 @@ class Sessions(FollowedGraphs):
             return None
 
         def run() -> dict[str, object]:
-            followed.ran.append(self._host.thread.root_call)
+            followed.ran.append(self._parts.thread.root_call)
             return exposed.run(followed.needed, feed, options)
 
-        return self._host.guarded(run)
+        return self._guarded(run)
 
     def _begin_run(
         self, session: InferenceSession, feed: Feed

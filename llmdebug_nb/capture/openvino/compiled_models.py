@@ -80,32 +80,32 @@ class CompiledModels(FollowedGraphs):
             if not may_fail:
                 raise
             problem = f"only the inputs and outputs of a compiled model are recorded: {error}"
-            self._host.problems[problem] += 1
-        if self._options.profile and _NO_TIMES not in self._host.notes:
-            self._host.notes.append(_NO_TIMES)
+            self._problems[problem] += 1
+        if self._options.profile and _NO_TIMES not in self._parts.notes:
+            self._parts.notes.append(_NO_TIMES)
         fed = set(map(any_name, openvino_api.compiled_of(target).inputs))
         if exposed is not None:
-            self._host.note_limits(exposed.graph, "If, Loop or TensorIterator")
-        return FollowedGraph(self._host, target, fed, exposed, _FALLBACK)
+            self._note_limits(exposed.graph, "If, Loop or TensorIterator")
+        return FollowedGraph(self._parts, target, fed, exposed, _FALLBACK)
 
     # -- runs -----------------------------------------------------------------------------------
 
     def infers(self, request: InferRequest, own: Callable[[], T]) -> T:
         """Run the program's request, and ours beside it."""
-        followed = self._host.guarded(self._known, request)
-        ours = None if followed is None else self._host.guarded(self._ours, followed, request)
+        followed = self._guarded(self._known, request)
+        ours = None if followed is None else self._guarded(self._ours, followed, request)
         result = own()
         if followed is not None:
-            self._host.guarded(self._ran, followed, request, ours)
+            self._guarded(self._ran, followed, request, ours)
         return result
 
     def resets(self, request: InferRequest) -> None:
         """Reset our states, as the program did with its own; another text begins."""
         followed = self._followed.get(openvino_api.key_of(request))
         if followed is not None:
-            self._host.guarded(self._host.end_series, followed)
+            self._guarded(self._parts.steps.end_series, followed)
             if isinstance(followed.exposed, ExposedModel):
-                self._host.guarded(followed.exposed.reset, request)
+                self._guarded(followed.exposed.reset, request)
 
     def _known(self, request: InferRequest) -> FollowedGraph | None:
         with self._lock:
@@ -153,7 +153,7 @@ class CompiledModels(FollowedGraphs):
         request: InferRequest,
     ) -> dict[str, object]:  # fmt: skip
         """Run ours; if its outputs are other bits, hide the values that the program's fused."""
-        followed.ran.append(self._host.thread.root_call)
+        followed.ran.append(self._parts.thread.root_call)
         values, agree = exposed.run(ours, request)
         if not agree and exposed.is_whole and not exposed.graph.random:
             exposed.narrow()
@@ -163,7 +163,7 @@ class CompiledModels(FollowedGraphs):
         return values
 
     def _note(self, exposed: ExposedModel, agree: bool) -> None:
-        notes = self._host.notes
+        notes = self._parts.notes
         if not exposed.is_whole:
             note = (
                 f"{exposed.hidden} values inside of fused nodes are not recorded:"

@@ -7,18 +7,21 @@ from llmdebug_nb.capture.compat import pytorch
 
 
 class ForwardOperators:
-    """The forward operators of a root call, by the sequence number of the node each one made."""
+    """The forward operators of a root call, by the sequence number of the node each one made.
+
+    ``used``: by a backward pass.
+    """
 
     def __init__(self) -> None:
         self._since = 0  # the autograd clock when the root call began
         self._by_node: dict[int, OpenCall] = {}
-        self._used = False  # by a backward pass
+        self.used = False
 
     def begin_root_call(self) -> None:
         self._since = pytorch.autograd_clock()
-        if self._used:
+        if self.used:
             self.clear()
-            self._used = False
+            self.used = False
 
     def clear(self) -> None:
         self._by_node.clear()
@@ -38,6 +41,3 @@ class ForwardOperators:
         """Return the forward operator whose gradient the running node computes."""
         node = pytorch.running_node()
         return self._by_node.get(pytorch.clock_of(node)) if node is not None else None
-
-    def mark_used(self) -> None:
-        self._used = True

@@ -13,6 +13,7 @@ from torch.overrides import resolve_name
 
 from llmdebug_nb.capture.compat import torch_distributed, torch_modes
 from llmdebug_nb.capture.signatures import Parameters, parameters_of
+from llmdebug_nb.core import torch_internals
 from llmdebug_nb.core.errors import EmptyDumpError, nearest
 from llmdebug_nb.core.paths import bounded
 
@@ -124,7 +125,7 @@ def _known_names(levels: tuple[str, ...]) -> Iterator[str]:
             yield from map(operator_name, functions)
         yield from (f"Distributed.{name}" for name in torch_distributed.COLLECTIVES)
     if "aten" in levels:
-        for name in torch_modes.dispatcher_operators():
+        for name in torch_internals.dispatched_operators():
             namespace, _, bare = name.partition("::")
             yield with_prefix(f"{namespace}.{bare}")
 

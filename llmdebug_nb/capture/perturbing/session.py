@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-import torch
 from torch import nn
 
-from llmdebug_nb.capture.calls import Leaf
-from llmdebug_nb.capture.errcheck.session import NoSink
+from llmdebug_nb.capture.checking import CheckingRecorder
 from llmdebug_nb.capture.intervention import Intervention
-from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.root_finder import Describe
 from llmdebug_nb.capture.session import EagerModules, Session
 from llmdebug_nb.capture.session_parts import Parts
-from llmdebug_nb.capture.sink import RecordedCall
+from llmdebug_nb.capture.sink import NoSink
 from llmdebug_nb.core.options import EVERY_TOKEN, DumpOptions
-from llmdebug_nb.core.records import RootCall
 
 
 class PerturbedSession:
@@ -31,7 +27,7 @@ class PerturbedSession:
         sink = NoSink()
         self._parts = Parts.build(
             options, sink, 0, restricted=bool(models), operators=True,
-            recorder=_Nothing(sink, options),
+            recorder=CheckingRecorder(sink, options),
         )  # fmt: skip
         source = EagerModules(self._parts, models, describe, any_model=not models)
         self._session = Session(self._parts, source)
@@ -44,26 +40,3 @@ class PerturbedSession:
     def problem(self) -> str:
         """Return the first error of our own work; "" if there is none."""
         return next(iter(self._parts.guard.problems), "")
-
-
-class _Nothing(Recorder):
-    """A recorder that keeps nothing."""
-
-    def record(self, call: RecordedCall, role: str, leaves: Iterable[Leaf]) -> None: ...
-    def record_tensor(
-        self, call: RecordedCall, role: str, slot: str, tensor: torch.Tensor,
-        phase: str = "forward",
-    ) -> None: ...  # fmt: skip
-    def may_wait(self, op: str) -> bool:
-        return False
-
-    def passes(self, result: object) -> bool:
-        return True
-
-    def record_result(self, outputs: Iterable[Leaf]) -> None: ...
-    def record_read(self, value: object) -> None: ...
-    def record_weight(self, call: RecordedCall, slot: str, tensor: torch.Tensor) -> None: ...
-    def record_call(self, call: RecordedCall) -> None: ...
-    def add_weights(self, weights: list[torch.Tensor]) -> None: ...
-    def end_call(self, calls: Iterable[RootCall]) -> None: ...
-    def flush(self, calls: Iterable[RootCall] = ()) -> None: ...

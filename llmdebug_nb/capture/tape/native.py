@@ -95,44 +95,6 @@ Event: TypeAlias = ModuleEvent[T] | ViewEvent | OperatorEvent | EndEvent
 Known: TypeAlias = tuple[object, Callable[..., object], Operator, bool]
 
 
-class RowsInHand(Protocol):
-    """Has a `rows.Hand` as its ``hand``, and counts ``records``."""
-
-    records: int
-
-
-class Values(Protocol):
-    """Counts the records ``kept`` with values, and those without; see `KeptValues`.
-
-    ``keep_seen`` writes values with their frame's header, and returns the row that describes them.
-    """
-
-    kept: int
-
-    def keep_seen(self, seen: Seen, header: bytes) -> Row: ...
-    def count_lost(self, why: str) -> None: ...
-    def count_cut_short(self) -> None: ...
-    def write_frames(self) -> None: ...
-
-
-class Packing(NamedTuple):
-    """Where records are packed.
-
-    ``producers``: by storage, the record that last put it out. ``seen``: what reserves numbers of
-    storages. ``chains``: the views, see `ViewChains`. ``contents``: of values that are kept, the
-    rows that describe them; None: none are. ``frames``, ``stored``: see `Frames`.
-    """
-
-    recorder: RowsInHand
-    producers: dict[int | None, int]
-    seen: list[Seen]
-    chains: tuple[object, ...]
-    values: Values
-    contents: Contents | None
-    frames: bytearray
-    stored: Mapping[str, str]
-
-
 class Means(NamedTuple):
     """What `play` needs in a session, see playing.h.
 
@@ -164,8 +126,9 @@ class Now(NamedTuple):
     root: str
 
 
-# plays what waits, and returns the first event that is unusual; None: there is none, or many rows
-Play: TypeAlias = Callable[[Means, Now, Packing], "Event[Any] | None"]
+# plays what waits, packs its rows as `recorder.Packing` says, and returns the first event that is
+# unusual; None: there is none, or many rows
+Play: TypeAlias = Callable[[Means, Now, tuple[object, ...]], "Event[Any] | None"]
 
 
 _PLACE = struct.Struct(f"={3 + 2 * _DIMENSIONS}q")

@@ -11,18 +11,18 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from torch import nn
 
 from llmdebug_nb.capture.calls import Leaf, OpenCall, ThreadState
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.guard import Guard
-from llmdebug_nb.capture.known_weights import KnownWeights
 from llmdebug_nb.capture.name_filter import NameFilter
 from llmdebug_nb.capture.operators.call_stacks import CallStacks
 from llmdebug_nb.capture.operators.kinds import Operator
 from llmdebug_nb.capture.operators.view_chains import arguments_text
+from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.signatures import Signatures, argument_of
 from llmdebug_nb.capture.tape.native import (
     Event,
@@ -30,21 +30,16 @@ from llmdebug_nb.capture.tape.native import (
     Means,
     Now,
     Outputs,
-    Packing,
-    Seen,
     Tape,
     ViewEvent,
     ViewKey,
     player_in_c,
     tape,
 )
-from llmdebug_nb.capture.values import KeptValues
 from llmdebug_nb.capture.walk import scalar_text
 from llmdebug_nb.core.kernels.fingerprint import ALGORITHM
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import View
-
-T = TypeVar("T")
 
 
 def may_wait(options: DumpOptions) -> bool:
@@ -84,19 +79,6 @@ class CallListener(Protocol):
     def end_operator(self, call: OpenCall, outputs: object) -> None: ...
 
 
-class SeenRecorder(Protocol):
-    """Makes rows of what the tape saw."""
-
-    weights: KnownWeights
-    values: KeptValues
-
-    @property
-    def packs(self) -> bool: ...
-    def pack(self, play: Callable[[Packing], T]) -> T: ...
-    def record_seen(self, call: OpenCall, role: str, leaves: list[Leaf]) -> None: ...
-    def add_view(self, view: View, base: Seen, result: Seen) -> None: ...
-
-
 class Player:
     """Plays one tape to a listener.
 
@@ -108,7 +90,7 @@ class Player:
         self,
         played: Tape[PlayedModule],
         listener: CallListener,
-        recorder: SeenRecorder,
+        recorder: Recorder,
         attempt: Callable[..., object],
     ) -> None:
         self.tape, self._listener = played, listener
@@ -132,7 +114,7 @@ class Player:
     def of(
         cls,
         listener: CallListener,
-        recorder: SeenRecorder,
+        recorder: Recorder,
         guard: Guard,
         options: DumpOptions,
         stacks: CallStacks | None,

@@ -11,11 +11,12 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.compat import torch_profiler
 from llmdebug_nb.capture.operators.kinds import METADATA, with_prefix
+from llmdebug_nb.capture.sink import Sink
 from llmdebug_nb.capture.timing.profile_rows import ProfilerMark, TimedStep, profile_rows
 from llmdebug_nb.core import interrupts
 from llmdebug_nb.core.columns import Row
@@ -29,12 +30,6 @@ _OPERATORS = (
 _PARALLEL = "another thread ran a step at the same time; that step has no times"
 
 Result = TypeVar("Result")
-
-
-class Sink(Protocol):
-    """Where rows go."""
-
-    def table(self, name: str, rows: Iterable[Row]) -> None: ...
 
 
 class Profile:
