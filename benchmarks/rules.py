@@ -17,7 +17,8 @@ A rule changes a case for the better or the worse if its grade does; else in its
 line, step or number of findings, verdict), its ``cause`` (or relation) alone, or its ``rows`` alone
 (counts of verdicts, coverage). "control" switches nothing off, and must change nothing.
 
-Results are appended to ``out/rules/rules.jsonl`` as they come; what was stopped goes on.
+Results are appended to ``out/rules/rules.jsonl`` as they come; what was stopped goes on, unless the
+package's judgement changed. After a change to a switch, remove that file.
 ``--write`` writes ``rules.json``, a rule a line.
 """
 
@@ -332,7 +333,7 @@ SWITCHES = (
     Switch("94", FRONTIER + "._handed_on", gives(set())),
     Switch("97", FRONTIER + ".is_constant", NO),
     Switch("100", "search.frontier:_in_any_layer", instead(
-        lambda _, record: record.id, lambda *_: False), "same two in another layer"),
+        lambda _, record: record.id), "same two in another layer"),
     Switch("101", FRONTIER + "._is_made", NO),
     Switch("100-101", FRONTIER + "._harmless", EMPTY),
     Switch("102", "graph.flow:Flow.is_lost", NO),
