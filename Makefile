@@ -15,7 +15,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test check lint types vitest pytest fuzz test-environments test-upstream test-engines ports answers faults soak screenshots clean
+.PHONY: help demo lab test check lint types vitest pytest fuzz test-environments test-upstream test-engines ports answers rules faults soak screenshots clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null || grep -hE '^[a-z-]+:.*## ' Makefile
@@ -71,6 +71,9 @@ ports: $(VENV)/ports  ## score the comparison on independent implementations of 
 
 answers: $(VENV)/ports  ## ask the comparison about every case, and print which answers changed since they were frozen
 	$(PY) benchmarks/answers.py $(if $(ONLY),--only '$(ONLY)')
+
+rules: $(VENV)/ports  ## switch each rule of the judgement off, and print which answers change
+	$(PY) benchmarks/rules.py --write
 
 faults: $(VENV)/test  ## interrupt 2,000 points of each activity, kill 200 processes, let files fail: an hour
 	LLMDEBUG_INTERRUPTS=2000 LLMDEBUG_FAULTS=200 $(PY) -m pytest -q tests/test_interrupts.py tests/test_faults.py

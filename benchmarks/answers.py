@@ -44,7 +44,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -73,6 +73,7 @@ EVERY = 3  # so many bugs, of which one is asked in bf16
 TOLD = ("cli", "notebook", "show")
 ENGINES = "vLLM and llama.cpp run in environments of their own (make test-engines)"
 Answers = dict[str, Answer]
+Asked = tuple[str, Callable[[], Answer]]
 
 
 # -- cases ---------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ def ports_tasks(folder: Path) -> Iterator[Task]:
         yield Task(f"ports/{name}/{mode}/fp32", tuple(more))
 
 
-def ports_answers(task: Task) -> Iterator[tuple[str, Answer]]:
+def ports_asked(task: Task) -> Iterator[Asked]:
     """Record golden once, and each of its ports; see `ports.score`."""
     _, name, mode, precision = task.name.split("/")
     group = ports.Group(name, mode, precision, "ordinary", 0, task.cases)
@@ -114,14 +115,14 @@ def ports_answers(task: Task) -> Iterator[tuple[str, Answer]]:
         golden, _ = ports.record(program, Path(folder, "golden"), mode)
         for case in task.cases:
             bug = None if case == ports.CORRECT else port.bug(case)
+            recorded = cache(partial(ports.record, port.mine(program, bug), Path(folder, case)))
 
-            def marked(bug: Any = bug, case: str = case) -> Answer:
-                mine, _ = ports.record(port.mine(program, bug), Path(folder, case), mode)
+            def marked(bug: Any = bug, recorded: Any = recorded) -> Answer:
                 with collected() as answers:
-                    mark = ports.mark(group, port, bug, golden, mine)
+                    mark = ports.mark(group, port, bug, golden, recorded(mode)[0])
                 return answers[0] | {"grade": mark.grade or ("right" if mark.right else "alarm")}
 
-            yield case, tried(marked)
+            yield case, marked
 
 
 def zoo_tasks(folder: Path) -> Iterator[Task]:
@@ -135,7 +136,7 @@ def zoo_name(case: Case) -> str:
     return f"{case.architecture}/{case.precision}"
 
 
-def zoo_answers(task: Task) -> Iterator[tuple[str, Answer]]:
+def zoo_asked(task: Task) -> Iterator[Asked]:
     """Record both programs of each case; see `zoo.score`."""
     number = task.name.partition("/")[2].partition(" ")[0]
     entry = next(each for entries in ZOO.values() for each in entries if each.number == number)
@@ -143,15 +144,23 @@ def zoo_answers(task: Task) -> Iterator[tuple[str, Answer]]:
         if zoo_name(case) not in task.cases:
             continue
 
-        def marked(case: Case = case) -> Answer:
-            (program, right), base = case.mine(), case.golden()
-            with tempfile.TemporaryDirectory() as folder, collected() as answers:
-                golden, _ = zoo.record(base, Path(folder, "golden"))
-                mine, _ = zoo.record(program, Path(folder, "mine"))
-                mark = zoo.compared(case, right, golden, mine, {})
-            return answers[0] | {"grade": zoo_grade(mark)}
+        with tempfile.TemporaryDirectory() as folder:
+            recorded = cache(partial(zoo_recorded, case, Path(folder)))
 
-        yield zoo_name(case), tried(marked)
+            def marked(case: Case = case, recorded: Any = recorded) -> Answer:
+                right, golden, mine = recorded()
+                with collected() as answers:
+                    mark = zoo.compared(case, right, golden, mine, {})
+                return answers[0] | {"grade": zoo_grade(mark)}
+
+            yield zoo_name(case), marked
+
+
+def zoo_recorded(case: Case, folder: Path) -> tuple[zoo.Answer, Any, Any]:
+    """Return the right answer, and the runs of golden and of mine."""
+    (program, right), base = case.mine(), case.golden()
+    golden, mine = zoo.record(base, folder / "golden"), zoo.record(program, folder / "mine")
+    return right, golden[0], mine[0]
 
 
 def zoo_grade(mark: zoo.Mark) -> str:
@@ -168,18 +177,19 @@ def engines_tasks(folder: Path) -> Iterator[Task]:
     yield Task("engines", tuple(PAIRS))
 
 
-def engines_answers(task: Task) -> Iterator[tuple[str, Answer]]:
+def engines_asked(task: Task) -> Iterator[Asked]:
     from engines.dumps import PAIRS
 
     import llmdebug_nb as ld
 
     for case in task.cases:
+        with tempfile.TemporaryDirectory() as folder:
+            recorded = cache(partial(PAIRS[case], Path(folder)))
 
-        def compared(case: str = case) -> Answer:
-            with tempfile.TemporaryDirectory() as folder:
-                return answer(ld.compare(*PAIRS[case](Path(folder)), progress=False))
+            def compared(recorded: Any = recorded) -> Answer:
+                return answer(ld.compare(*recorded(), progress=False))
 
-        yield case, tried(compared)
+            yield case, compared
 
 
 def programs_tasks(folder: Path) -> Iterator[Task]:
@@ -190,7 +200,7 @@ def programs_tasks(folder: Path) -> Iterator[Task]:
             yield Task(f"programs/{name}", (str(program),))
 
 
-def programs_answers(task: Task) -> Iterator[tuple[str, Answer]]:
+def programs_asked(task: Task) -> Iterator[Asked]:
     """Run a program in an empty folder."""
     (program,) = task.cases
     command = [sys.executable, str(HERE / "answering.py"), program]
@@ -206,7 +216,7 @@ def programs_answers(task: Task) -> Iterator[tuple[str, Answer]]:
             found: Answer = json.loads(target.read_text(encoding="utf-8"))
             return found
 
-        yield "", tried(ran)
+        yield "", ran
 
 
 class _Late(BaseException):
@@ -240,18 +250,21 @@ def tried(what: Callable[[], Answer]) -> Answer:
 
 
 class Kind(NamedTuple):
-    """Cases of a kind. ``sources``: what they are made of, below ``benchmarks`` and ``tests``."""
+    """Cases of a kind. ``sources``: what they are made of, below ``benchmarks`` and ``tests``.
+
+    ``asked``: each case with a function that compares it, and may be called again.
+    """
 
     tasks: Callable[[Path], Iterator[Task]]
-    answers: Callable[[Task], Iterator[tuple[str, Answer]]]
+    asked: Callable[[Task], Iterator[Asked]]
     sources: tuple[str, ...]
 
 
 KINDS = {
-    "engines": Kind(engines_tasks, engines_answers, ("engines/dumps.py", "../tests/fake_*.py")),
-    "programs": Kind(programs_tasks, programs_answers, ()),
-    "zoo": Kind(zoo_tasks, zoo_answers, ("zoo/*.py",)),
-    "ports": Kind(ports_tasks, ports_answers, ("ports/*.py", "ports/code/**/*", "zoo/*.py")),
+    "engines": Kind(engines_tasks, engines_asked, ("engines/dumps.py", "../tests/fake_*.py")),
+    "programs": Kind(programs_tasks, programs_asked, ()),
+    "zoo": Kind(zoo_tasks, zoo_asked, ("zoo/*.py",)),
+    "ports": Kind(ports_tasks, ports_asked, ("ports/*.py", "ports/code/**/*", "zoo/*.py")),
 }
 
 
@@ -323,8 +336,8 @@ def work(task: Task, journal: Journal) -> Task:
         start = spent()
 
     try:
-        for case, found in KINDS[task.kind].answers(task):
-            add(case, found)
+        for case, ask in KINDS[task.kind].asked(task):
+            add(case, tried(ask))
             left = left[1:]
     except Exception as error:  # golden itself can't be recorded
         for case in left:

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -111,11 +112,11 @@ def test_a_sample_takes_each_so_many_th_of_the_cases_that_fit() -> None:
 def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Journal:
     """A journal; of the kind ``toy`` each case but ``bad`` is answered with its own name."""
 
-    def toys(task: Task) -> Iterator[tuple[str, Answer]]:
+    def toys(task: Task) -> Iterator[answers.Asked]:
         for case in task.cases:
             if case == "bad":
                 raise OSError
-            yield case, {"verdict": case}
+            yield case, partial(dict, verdict=case)
 
     monkeypatch.setitem(answers.KINDS, "toy", Kind(lambda folder: iter(()), toys, ()))
     monkeypatch.setattr(answers, "stamp", lambda kind: "now")
@@ -241,7 +242,7 @@ def test_the_comparisons_of_a_program_are_collected_in_their_order(tmp_path: Pat
     )
     (task,) = answers.programs_tasks(tmp_path)
     assert task == Task("programs/program", (str(program),))
-    ((_, found),) = answers.programs_answers(task)
+    (found,) = [ask() for _, ask in answers.programs_asked(task)]
     assert found["ended"] == "failed: KeyError"
     assert [each["verdict"] for each in found["comparisons"]] == ["diverged", "match"]
     assert not (tmp_path / "llmdebug_runs").exists()
