@@ -332,7 +332,8 @@ def _seen_again(error):
     rows = [_row(0, "a", error=0.1), _row(1, "b", "input", error=0.1)]
     for i, (path, role) in enumerate((("b", "output"), ("c", "input")), 2):
         row = _row(i, path, role, error)
-        summary = dataclasses.replace(row.pair.golden.summary, fingerprint="xxh3:1")
+        own = {"fingerprint": "xxh3:1", "min": -1.0, "max": 1.0}  # values that identify it
+        summary = dataclasses.replace(row.pair.golden.summary, **own)
         record = dataclasses.replace(row.pair.golden, summary=summary)
         row.pair = dataclasses.replace(row.pair, golden=record, mine=record)
         rows.append(row)

@@ -53,7 +53,7 @@ def _within(row: Difference) -> Difference:
 
 
 def _ruled(row: Difference, verdict: RowVerdict, rule: Rule) -> Difference:
-    return replace(row, verdict=verdict, rule=rule, reason=rule.text)
+    return replace(row, verdict=verdict, rule=rule, remark=None)
 
 
 def plain(judging: Judging, blame: Blame) -> Plain:

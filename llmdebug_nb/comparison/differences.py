@@ -44,7 +44,7 @@ class Difference:
     """A measured pair. ``metrics``: values by the names of `comparison/metrics.py`.
 
     ``error``: the figure that was judged; ``limit``: the largest allowed one. ``rule``: what
-    decided. ``reason``: that in words, or how it was measured; None if the figures say it all.
+    decided. ``remark``: how it was measured, or why not; None if there is nothing to say of it.
     ``expected``: the expectation that covers it; None for an expected row that only follows from
     another one. ``follows``: it is within its limit, but only because that of an earlier tensor
     which diverged is passed on.
@@ -56,7 +56,7 @@ class Difference:
     error: float | None = None
     limit: float | None = None
     metrics: dict[str, float | int | None] = field(default_factory=dict)
-    reason: str | None = None
+    remark: str | None = None
     expected: Expectation | None = None
     comparison: Comparison | None = field(default=None, compare=False)
     follows: bool = False
@@ -66,6 +66,11 @@ class Difference:
         figures = "" if self.error is None else f", error {self.error:.2g} (limit {self.limit:.2g})"
         why = f", {self.reason}" if self.reason else ""
         return printable(f"<{self.verdict}: {self.site}{figures}{why}>")
+
+    @property
+    def reason(self) -> str | None:
+        """How it was measured or what decided, in words; None if the figures say it all."""
+        return self.remark or self.rule.text or None
 
     @property
     def site(self) -> Site:

@@ -193,7 +193,7 @@ class _Plan:
         if remark is None:
             values = metrics.identical(a, self._modules.are_logits(golden))
         elif remark and hide_as_much(a, b) and (pair.fit is None or pair.fit.whole):
-            remark, rule = Rule.MASK_ALONE.text, Rule.MASK_ALONE
+            remark, rule = None, Rule.MASK_ALONE
         elif remark:
             values, remark = _by_statistics(pair, a, b, remark)
         else:
@@ -272,7 +272,7 @@ class _Values:
 
 
 def _unmeasured(index: int, pair: Pair, rule: Rule) -> Measured:
-    return Measured(index, pair, remark=rule.text, rule=rule)
+    return Measured(index, pair, rule=rule)
 
 
 def _finished(row: Measured, outcome: Outcome | None, rounded: _Rounded) -> Measured:

@@ -138,8 +138,7 @@ def _excused(
     if not plain.differs or (plain.follows and again.differs and not known):
         return plain
     if plain.follows:  # what it follows is expected
-        said = None if plain.reason == plain.rule.text else plain.reason
-        return replace(plain, follows=False, reason=said, rule=Rule.NOISE)
+        return replace(plain, follows=False, rule=Rule.NOISE)
     if known:
         return _follows(plain)
     if again.verdict in MISMATCHES:
@@ -148,7 +147,7 @@ def _excused(
 
 
 def _follows(row: Difference) -> Difference:
-    return replace(row, verdict=EXPECTED, rule=Rule.FOLLOWS, reason=Rule.FOLLOWS.text)
+    return replace(row, verdict=EXPECTED, rule=Rule.FOLLOWS, remark=None)
 
 
 def _siblings(

@@ -270,9 +270,8 @@ class Judge:
         rule: Rule,
         remark: str | None = None,
     ) -> Difference:
-        reason = remark or rule.text or None
         return Difference(
-            m.index, m.pair, verdict, error, limit, metrics, reason, comparison=self._comparison,
+            m.index, m.pair, verdict, error, limit, metrics, remark, comparison=self._comparison,
             rule=rule,
         )  # fmt: skip
 
@@ -357,15 +356,15 @@ def _alone(row: Difference) -> Difference:
     if (golden and mine) or alone is None:
         return _ruled(row, UNMATCHED, Rule.CLOSE)
     own = Pair(golden, mine, alone.text, reason=alone)
-    reason = f"only in {'golden' if golden else 'mine'}: {own.why}"
+    where = f"only in {'golden' if golden else 'mine'}: {own.why}"
     return Difference(
-        row.index, own, UNMATCHED, reason=reason, comparison=row.comparison, rule=Rule.ALONE
+        row.index, own, UNMATCHED, remark=where, comparison=row.comparison, rule=Rule.ALONE
     )
 
 
 def _ruled(row: Difference, verdict: RowVerdict, rule: Rule) -> Difference:
     """Return a row that a rule decides."""
-    return replace(row, verdict=verdict, rule=rule, reason=rule.text)
+    return replace(row, verdict=verdict, rule=rule, remark=None)
 
 
 def _by_noise(m: Measured, limit: float) -> tuple[RowVerdict, str | None]:

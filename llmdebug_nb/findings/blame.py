@@ -81,8 +81,7 @@ def _but(differences: Sequence[Difference], ties: Collection[int]) -> list[Diffe
     def other(d: Difference) -> Difference:
         if not d.differs or d.content not in contents:
             return d
-        rule = Rule.AFTER_TIE
-        return replace(d, verdict=EXPECTED, follows=False, rule=rule, reason=rule.text)
+        return replace(d, verdict=EXPECTED, follows=False, rule=Rule.AFTER_TIE, remark=None)
 
     return list(map(other, differences))
 
