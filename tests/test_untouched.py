@@ -43,10 +43,11 @@ def near_tie(sign: float, token: int = TIED):
             return out
         row = logits[TOKENS + token].detach()
         second, third = row.topk(3).indices[1:]
-        added = torch.zeros_like(logits)
-        added[TOKENS + token, third] = row[second] - row[third]
-        added[TOKENS + token, second] = sign * 3e-7 * row[second].abs()
-        logits = logits + added
+        tied = logits.detach().clone()
+        tied[TOKENS + token, third] = row[second]
+        # some units in the last place of both the score and its exponential, on any processor
+        tied[TOKENS + token, second] = row[second] + sign * 3e-7 * row[second].abs().clamp_min(1.0)
+        logits = tied + (logits - logits.detach())  # adds nothing but the gradient
         values, index = logits.softmax(-1).topk(2, -1)
         return logits, values / values.sum(-1, keepdim=True), index
 

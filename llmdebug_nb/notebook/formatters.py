@@ -20,7 +20,7 @@ _WITH_EXPLORER = (
     ("llmdebug_nb.app.report", "Report"),
     ("llmdebug_nb.app.stepping", "Stop"),
     ("llmdebug_nb.comparison.differences", "Difference"),
-    ("llmdebug_nb.comparison.differences", "Finding"),
+    ("llmdebug_nb.findings.finding", "Finding"),
 )
 _WITH_HTML = (
     ("llmdebug_nb.app.report", "Differences"),
