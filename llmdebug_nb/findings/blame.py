@@ -21,7 +21,7 @@ from llmdebug_nb.causes.tensor_kinds import OtherTokens, input_name, is_root, ki
 from llmdebug_nb.comparison.differences import EXPECTED, Difference
 from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core.errors import LLMDebugError
-from llmdebug_nb.core.paths import is_operator, module_of
+from llmdebug_nb.core.paths import is_operator, module_of, within
 from llmdebug_nb.core.records import CallKey, Kernel
 from llmdebug_nb.findings import relation_inputs, repro, sources
 from llmdebug_nb.findings.expected import PassedOn
@@ -427,9 +427,18 @@ def _known(blamed: Blamed, found: Mapping[object, Blamed]) -> object:
         return blamed.cause
     if blamed.places is not None:
         return blamed.places
-    path = blamed.call.path
-    same = (p for p, b in found.items() if (b.call.path, b.cause) == (path, blamed.cause))
-    return next(same, path)
+    alike = ((p, b) for p, b in found.items() if b.cause == blamed.cause)
+    same = (p for p, b in alike if b.call.path == blamed.call.path or _has_in_it(b, blamed))
+    return next(same, blamed.call.path)
+
+
+def _has_in_it(earlier: Blamed, later: Blamed) -> bool:
+    """Tell whether the code that one step shows to be wrong calls what a later step shows."""
+    if earlier.places is None or not earlier.places[0]:
+        return False
+    if not _place(earlier)[:2] < _place(later)[:2]:
+        return False
+    return within(later.call.path, earlier.places[0])
 
 
 def _place(blamed: Blamed) -> tuple[int, int, int]:
