@@ -589,9 +589,7 @@ def run(
     ]
     start, done = time.perf_counter(), 0
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        about = (
-            {name: wanted[name] for name in task.full()} for task in left
-        )
+        about = ({name: wanted[name] for name in task.full()} for task in left)
         for each in as_completed(
             [pool.submit(work, task, some, slow) for task, some in zip(left, about, strict=True)]
         ):
