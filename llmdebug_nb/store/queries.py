@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from llmdebug_nb.core import constants
+from llmdebug_nb.core import constants, interrupts
 from llmdebug_nb.core.errors import TensorLookupError
 from llmdebug_nb.core.function_text import Function
 from llmdebug_nb.core.records import CallKey, Frame, Kernel, Record
@@ -119,8 +119,14 @@ class Index:
     def source(self) -> Source:
         with self.lock:
             if self._source is None or self._source.outdated():
-                self._source = self._open()
+                self._reopen()
+            assert self._source is not None
             return self._source
+
+    @interrupts.unbroken
+    def _reopen(self) -> None:
+        """Open the index; an interrupt in between would leave it open and unknown."""
+        self._source = self._open()
 
     def query(self, kind: type[T], sql: str, values: Values = ()) -> list[T]:
         """Return the rows of a SELECT as ``kind``; for modules of `store` alone.
