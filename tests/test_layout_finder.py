@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmdebug_nb.align import fit as moves
+from llmdebug_nb.align.rounded import Steps
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, Site
@@ -414,3 +416,17 @@ def test_what_tells_nothing_of_its_place_is_an_end_of_a_longer_tensor(value, sta
         assert found(golden + 3, mine) is None
     telling = random(2, 3, 1)
     assert moves.end_of_longer(telling, torch.cat([telling, telling], 2)) is None
+
+
+def _scaled(x, steps):
+    return x * steps.scale
+
+
+def test_fits_have_one_key_if_they_do_the_same_and_another_if_not():
+    def fit(says, scale):
+        steps = Steps("int8", torch.full((3,), scale), torch.zeros(3), 1)
+        return moves.Fit(says, golden=(partial(_scaled, steps=steps),))
+
+    assert fit("one way to say it", 2.0).key == fit("another", 2.0).key
+    assert fit("the same words", 2.0).key != fit("the same words", 3.0).key
+    hash(fit("", 2.0).key)

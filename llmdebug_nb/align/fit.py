@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 
 import torch
@@ -26,7 +26,9 @@ def _key(what: object) -> Hashable:
         return tuple(what.shape), what.dtype, fingerprint(to_bytes(what))
     if isinstance(what, (list, tuple)):
         return tuple(map(_key, what))
-    return what if isinstance(what, Hashable) else id(what)
+    if is_dataclass(what) and not isinstance(what, type):
+        return type(what), tuple(_key(getattr(what, each.name)) for each in fields(what))
+    return what if isinstance(what, Hashable) else object()  # equal to nothing
 
 
 @dataclass(frozen=True, slots=True)
