@@ -249,7 +249,7 @@ def _row(
     **values,
 ):
     record = Record(i, Site(path, step=step, role=role, slot=slot), i, op, Summary(dtype, shape))
-    values = {"relative_euclidean_distance": error, **values}
+    values = {"row_error": error, **values}
     return Measured(i, Pair(record, record, "same site"), values)
 
 
@@ -801,7 +801,7 @@ def test_a_dtype_that_is_coarser_than_at_all_siblings_is_diverged_within_any_noi
                     i, Site(f"l.{i}.f", role=role), i, "Op", Summary("float32", (8, 64))
                 )
                 mine = Record(i, Site(f"l.{i}.f", role=role), i, "Op", Summary(dtype, (8, 64)))
-                values = {"relative_euclidean_distance": 1e-3}
+                values = {"row_error": 1e-3}
                 yield Measured(i, Pair(golden, mine, "same site"), values)
         half = Record(9, Site("x", role="output"), 9, "Op", Summary("bfloat16", (8, 64)))
         full = Record(9, Site("x", role="output"), 9, "Op", Summary("float32", (8, 64)))

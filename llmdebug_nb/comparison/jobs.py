@@ -149,6 +149,8 @@ def _compared(job: Job, g: torch.Tensor, m: torch.Tensor, custom: Custom) -> Out
     of_user = custom.measure(g, m, job.golden.site)
     if floating and job.golden.site.role == "grad":
         of_user = {TURNED: shown(*turned(g, m)), **of_user}
+    if floating and job.golden.site.role == "weight" and not of_grain:
+        of_user = metrics.of_weight(g, m) | of_user
     found = metrics.compare(g, m, job.logits) | of_grain | of_user
     at_tokens = None
     numbers = floating or not any(x.is_floating_point() or x.is_complex() for x in (g, m))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, SupportsFloat
 
 from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.comparison.columns import ALIASES
-from llmdebug_nb.comparison.metrics import FIELDS, LOGITS, STATISTICS, Metrics
+from llmdebug_nb.comparison.metrics import FIELDS, LOGITS, STATISTICS, WEIGHTS, Metrics
 from llmdebug_nb.core.dtypes import coarsest
 from llmdebug_nb.core.errors import OptionError, nearest
 
@@ -143,7 +143,7 @@ class _RuleReader:
         self._name, self._lines = name, lines
         kinds = ("absolute", "relative")
         of_statistics = (f"{s}_stat_{kind}_error" for s in STATISTICS for kind in kinds)
-        self._known = [*FIELDS, *LOGITS, *of_statistics, *custom]
+        self._known = [*FIELDS, *WEIGHTS, *LOGITS, *of_statistics, *custom]
 
     def rules(self, tree: object) -> Iterator[_Rule]:
         """Yield the rules in the order written. Raises OptionError."""

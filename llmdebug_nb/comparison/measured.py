@@ -85,19 +85,20 @@ class Measured:
 
 
 def error_of(metrics: Mapping[str, float | int | None]) -> float:
-    """Return the figure that is judged: relative L2, or inf if NaN or infinities differ.
+    """Return the figure that is judged: that of all rows, or inf if NaN or infinities differ.
 
-    The error of one row (one token, say) is lost in the norm of the whole, so a quarter of the
-    worst row's error counts too: rounding spreads evenly, a bug need not. If only statistics were
-    compared: ``stat_error``.
+    The error of one row (one token, say) is lost among many, so a quarter of the worst row's error
+    counts too: rounding spreads evenly, a bug need not. Of weights, the worst element counts. If
+    only statistics were compared: ``stat_error``.
     """
     if metrics.get("nan_mismatch") or metrics.get("inf_mismatch"):
         return math.inf
-    whole, error = metrics.get("stat_error"), metrics.get("relative_euclidean_distance")
+    whole, error = metrics.get("stat_error"), metrics.get("row_error")
     # the rows of a quantised weight have a limit of their own, see `quantisation_steps.py`
     worst = None if "worst_channel" in metrics else metrics.get("worst_row_error")
     row = None if worst is None else worst / constants.WORST_ROW
-    figures = [float(value) for value in (whole, error, row) if value is not None]
+    element = metrics.get("worst_element_error")
+    figures = [float(value) for value in (whole, error, row, element) if value is not None]
     return max(figures, default=0.0)
 
 

@@ -17,7 +17,7 @@ import math
 import numpy as np
 import torch
 
-from llmdebug_nb.comparison import sums
+from llmdebug_nb.comparison import rows, sums
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPE_NAMES, coarsest, epsilon, is_floating
 from llmdebug_nb.core.kernels.difference import Sums
@@ -29,12 +29,13 @@ Metrics = dict[str, float | int | None]
 FIELDS: dict[str, str] = {
     "cosine_similarity": "g·m / (|g| |m|); 1 if both are zero, 0 if one is",
     "relative_euclidean_distance": "|m - g| / |g|; 0 if both are zero, inf if only g is",
-    "worst_row_error": (
-        "largest |m - g| of a row (last axis) over its |g| or the rows' rms |g|, whichever is more"
+    "row_error": "the same of each row, divided by its size (`rows.py`): root mean square",
+    "worst_row_error": "the largest of these; None if all is one row",
+    "scale_error": "of rows divided by their sizes: g·(m - g) / |g|^2, the common factor, less 1",
+    "scale_t": (
+        "mean of the rows' scale errors, in standard errors; of all elements if all is one row"
     ),
-    "scale_error": "g·(m - g) / |g|^2: the common factor of all elements, less 1",
-    "scale_t": "|g·(m - g)| / sqrt(sum(g^2 (m - g)^2)): standard errors; rounding stays below 8",
-    "carriers": "sum(g^2)^2 / sum(g^4): so many equal elements would carry |g|",
+    "carriers": "the same: sum(g^2)^2 / sum(g^4), so many equal elements would carry |g|",
     "rmse": "sqrt(mean((m - g)^2))",
     "max_absolute_error": "max |m - g|",
     "mean_absolute_error": "mean |m - g|",
@@ -49,6 +50,10 @@ FIELDS: dict[str, str] = {
     "mismatched": "elements that are not equal (NaN equals NaN)",
     "nan_mismatch": "positions where exactly one is NaN",
     "inf_mismatch": "positions where exactly one is infinite, or the signs differ",
+}
+# of weights, of which each element stands for itself
+WEIGHTS: dict[str, str] = {
+    "worst_element_error": "largest |m - g| over |g|, or over the root mean square of g if that is more",
 }
 # of logits, whose last axis is the vocabulary: a row is a token
 LOGITS: dict[str, str] = {
@@ -76,17 +81,37 @@ def compare(golden: torch.Tensor, mine: torch.Tensor, logits: bool = False) -> M
     golden, mine = _masks(golden, mine)
     unit = _unit(_name(golden), _name(mine))
     g_flat, m_flat = _flat(golden), _flat(mine)
-    width = golden.shape[-1] if golden.dim() > 1 and not golden.is_complex() else 0
-    row = width or g_flat.numel() if logits else width
-    chunk = max(1, constants.CHUNK // row) * row if row else constants.CHUNK  # whole rows
-    found, worst_row = sums.of(g_flat, m_flat, unit, width, chunk)
-    values = _figures(found, worst_row, sums.has_ulp(unit))
+    width = 0 if golden.is_complex() else rows.width(tuple(golden.shape))
+    row = width
+    if logits:
+        row = golden.shape[-1] if golden.dim() > 1 else g_flat.numel()
+    found, of_rows = sums.of(g_flat, m_flat, unit, width, _whole(width))
+    values = _figures(found, of_rows, sums.has_ulp(unit))
     if not logits or not row:
         return values
-    tokens = _Tokens(row)
+    tokens, chunk = _Tokens(row), _whole(row)
     for g, m in zip(torch.split(g_flat, chunk), torch.split(m_flat, chunk), strict=True):
         tokens.add(g.double().numpy(), m.double().numpy())
     return values | tokens.result(_name(mine))
+
+
+def _whole(row: int) -> int:
+    """Return how many elements are read at once: whole rows."""
+    return max(1, constants.CHUNK // row) * row if row else constants.CHUNK
+
+
+def of_weight(golden: torch.Tensor, mine: torch.Tensor) -> Metrics:
+    """Return the figure of the worst element of two weights of one shape: those of `WEIGHTS`.
+
+    A weight is stored, not computed: rounding moves each element by half an ulp. One that differs
+    by more is hidden in the norm of all. Elements far below the usual size may be sums that cancel.
+    """
+    g = golden.double()
+    size = g.abs().clamp_min(float(g.square().mean().sqrt()) if g.numel() else 0.0)
+    error = ((mine.double() - g).abs() / size).nan_to_num(
+        0.0, 0.0
+    )  # infinities count by themselves
+    return {"worst_element_error": float(error.max()) if g.numel() else None}
 
 
 def divergence(golden: torch.Tensor, mine: torch.Tensor) -> float | None:
@@ -125,7 +150,7 @@ def _add_row(sums: list[_LogSumExp], g: np.ndarray, m: np.ndarray) -> None:
 def identical(summary: Summary, logits: bool = False) -> Metrics:
     """Return the metrics of a tensor and itself, by its statistics alone: one dict for a kind."""
     empty = summary.numel == 0 or (summary.nan or 0) + (summary.inf or 0) >= summary.numel
-    flat = len(summary.shape) < 2 or summary.dtype.startswith("complex")
+    flat = summary.dtype.startswith("complex") or not rows.width(summary.shape)
     return _identical(empty, flat, logits)
 
 
@@ -210,7 +235,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1)
 
 
-def _figures(of: Sums, worst_row: float | None, has_ulp: bool) -> Metrics:
+def _figures(of: Sums, of_rows: np.ndarray | None, has_ulp: bool) -> Metrics:
     """Return the metrics that sums make, all of `FIELDS`."""
     s, n = of, of.finite
     counts: Metrics = {"mismatched": s.mismatched, "nan_mismatch": s.nan, "inf_mismatch": s.inf}
@@ -218,13 +243,17 @@ def _figures(of: Sums, worst_row: float | None, has_ulp: bool) -> Metrics:
         return dict.fromkeys(FIELDS) | counts
     g_norm, m_norm, d_norm = math.sqrt(s.gg), math.sqrt(s.mm), math.sqrt(s.dd)
     cosine = s.gm / g_norm / m_norm if g_norm and m_norm else float(g_norm == m_norm)
+    whole = np.array([[s.gg, s.dd, s.gd, s.gg_gg]])
+    by_row = rows.figures(whole if of_rows is None else of_rows)
+    by_element = ratio(abs(s.gd), math.sqrt(s.gd_gd))
     return {
         "cosine_similarity": max(-1.0, min(1.0, cosine)),
         "relative_euclidean_distance": ratio(d_norm, g_norm),
-        "worst_row_error": worst_row,
-        "scale_error": s.gd / s.gg if s.gg else ratio(s.mm, 0.0),
-        "scale_t": ratio(abs(s.gd), math.sqrt(s.gd_gd)),
-        "carriers": (s.gg / math.sqrt(s.gg_gg)) ** 2 if s.gg_gg else 0.0,
+        "row_error": by_row.error,
+        "worst_row_error": None if of_rows is None else by_row.worst,
+        "scale_error": by_row.scale_error if s.gg else ratio(s.mm, 0.0),
+        "scale_t": by_element if of_rows is None else by_row.scale_t,
+        "carriers": by_row.carriers,
         "rmse": d_norm / math.sqrt(n),
         "max_absolute_error": s.most,
         "mean_absolute_error": s.abs_d / n,

@@ -14,14 +14,13 @@ import torch
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES, SINGLE, is_floating
 from llmdebug_nb.core.kernels import difference
-from llmdebug_nb.core.kernels.difference import Found, Sums
-from llmdebug_nb.core.kernels.relative import ratio
+from llmdebug_nb.core.kernels.difference import ROW_SUMS, Found, Sums
 
 EPS = SINGLE  # values of golden up to this have no relative error
 
 
 def of(golden: torch.Tensor, mine: torch.Tensor, unit: str, width: int, chunk: int) -> Found:
-    """Return the sums of two flat tensors, and the error of the worst row, None without rows.
+    """Return the sums of two flat tensors, and those of each row, None without rows.
 
     ``unit``: the dtype of ulps and of what counts as infinite. ``width``: of a row, 0 for none.
     ``chunk``: elements that are added up at once, whole rows.
@@ -55,7 +54,7 @@ def _by_numpy(
     running = _Running(huge, width)
     for g, m in zip(torch.split(golden, chunk), torch.split(mine, chunk), strict=True):
         running.add(g.double().numpy(), m.double().numpy(), _ulps(g, m, unit))
-    return running.sums(), running.worst_row()
+    return running.sums(), running.rows()
 
 
 # floating dtype -> integers of the same size
@@ -96,8 +95,7 @@ class _Running:
 
     def __init__(self, huge: float, width: int) -> None:
         self.huge, self.width = huge, width
-        self.row_d: list[np.ndarray] = []
-        self.row_g: list[np.ndarray] = []
+        self._of_rows: list[np.ndarray] = []
         self.found: dict[str, float | int] = dict(Sums()._asdict())
 
     def sums(self) -> Sums:
@@ -113,7 +111,7 @@ class _Running:
     def add(self, g: np.ndarray, m: np.ndarray, ulp: np.ndarray | None) -> None:
         fine = (np.abs(g) < self.huge) & (np.abs(m) < self.huge)  # False for NaN too
         if self.width:
-            self._rows(g, m, fine)
+            self._add_rows(g, m, fine)
         if not fine.all():
             g, m, ulp = self._strike(g, m, ulp, fine)
         if not g.size:
@@ -149,23 +147,19 @@ class _Running:
         )
         return g[fine], m[fine], None if ulp is None else ulp[fine]  # type: ignore[return-value]
 
-    def _rows(self, g: np.ndarray, m: np.ndarray, fine: np.ndarray) -> None:
-        """Take the norms of whole rows, without the positions that are not finite."""
+    def _add_rows(self, g: np.ndarray, m: np.ndarray, fine: np.ndarray) -> None:
+        """Take the sums of whole rows, without the positions that are not finite."""
         g, d = (
             np.where(fine, x, 0.0).reshape(-1, self.width)
             for x in (g, np.where(fine, m, 0.0) - np.where(fine, g, 0.0))
         )
-        self.row_g.append(np.linalg.norm(g, axis=1))
-        self.row_d.append(np.linalg.norm(d, axis=1))
+        gg, gd = g * g, g * d
+        self._of_rows.append(np.stack([x.sum(axis=1) for x in (gg, d * d, gd, gg * gg)], 1))
 
-    def worst_row(self) -> float | None:
-        if not self.row_g or not self.found["finite"]:
+    def rows(self) -> np.ndarray | None:
+        if not self.width:
             return None
-        size, error = np.concatenate(self.row_g), np.concatenate(self.row_d)
-        size = np.maximum(size, math.sqrt(dot(size, size) / size.size))
-        if not size.any():  # golden is all zero
-            return ratio(float(error.max()), 0.0)
-        return float((error / size).max())
+        return np.concatenate([np.empty((0, ROW_SUMS)), *self._of_rows])
 
     def _relative(self, d: np.ndarray, size: np.ndarray) -> None:
         sizeable = size > EPS

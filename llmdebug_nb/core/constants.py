@@ -144,9 +144,12 @@ SIBLING_SPREAD = 2.25
 CARRIER_ERRORS = 4.0
 # Carriers of a norm; so few may all be small by chance.
 FEW_CARRIERS = 8
-# Standard errors. A scale error this significant is a common factor. 99.9 % of the tensors of
-# correct programs have 7.2 at most; the errors of neighbouring elements are not independent.
+# Standard errors. A scale error this significant is a common factor: 9 rows show it by chance in
+# one case of 10^4 (Student's t), 40 rows in one of 10^9. 99.9 % of the tensors of correct programs
+# have 7.2 at most by elements, whose errors are not independent.
 EVEN_ERRORS = 8.0
+# So few rows don't tell whether all have a common factor.
+FEW_ROWS = 8
 # Share of the error. A smaller scale error is no common factor, however significant it is; half of
 # the tensors of correct programs have 0.08.
 EVEN_SHARE = 0.25
@@ -158,6 +161,9 @@ DRAWS, FEW_ELEMENTS = 8, 64
 # Elements of the widest vector register: 64 bytes in 512 bits. Others have a half, a quarter and
 # so on, down to 2 of float64 in 128 bits.
 MOST_LANES = 64
+# Elements. So short a row is no measure of its own: of random elements, the mean of 1 / |row|^2 is
+# n / (n - 2) times as large as it is for long rows. For 8 of them that is 15 % in an error.
+SHORT_ROW = 8
 # The error of the worst row counts divided by this. In correct programs it is 3.5 times the error
 # of the whole at most.
 WORST_ROW = 4

@@ -155,13 +155,14 @@ class Columns:
 def element_limit(d: Difference) -> float | None:
     """Return the root mean square error that a row's limit allows.
 
-    It is None if the row was not judged by the relative L2 error.
+    It is None if the row was not judged by the errors of the tensor's rows.
     """
-    golden, l2 = d.pair.golden, d.metrics.get("relative_euclidean_distance")
+    golden, rows = d.pair.golden, d.metrics.get("row_error")
     if golden is None or golden.summary.l2norm is None:
         return None
-    if d.limit is None or d.error is None or l2 is None:
+    if d.limit is None or d.error is None or rows is None:
         return None
-    if d.error != math.inf and not l2 <= d.error <= max(l2, d.metrics.get("worst_row_error") or 0):
+    worst = max(rows, d.metrics.get("worst_row_error") or 0)
+    if d.error != math.inf and not rows <= d.error <= worst:
         return None
     return d.limit * golden.summary.l2norm / math.sqrt(golden.summary.numel or 1)

@@ -82,7 +82,7 @@ def to_pandas(report: Report, rows: Sequence[Difference] | None = None) -> panda
     import pandas
 
     rows = list(report.differences) if rows is None else rows
-    ours = {*metrics.FIELDS, *metrics.LOGITS, *STATISTICS, *_JUDGED}
+    ours = {*metrics.FIELDS, *metrics.WEIGHTS, *metrics.LOGITS, *STATISTICS, *_JUDGED}
     custom = list(dict.fromkeys(name for d in rows for name in d.metrics if name not in ours))
     columns = ["token_id", "data_id", *(f"golden_{name}" for name in _SIDE)]
     columns += [*(f"my_{name}" for name in _SIDE), *METRICS, *custom, "cmp_fail_reason"]

@@ -17,9 +17,9 @@ enum { F32, F64, F16, BF16, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UI
 
 /* The question, and the sums so far; `difference.py` packs and reads it.
    `golden`, `mine`: `count` elements. `golden_bits`, `mine_bits`: the same in the coarser dtype, of kind `unit`, or NULL
-   if it has no ulp. `width`: of a row, 0 for none. `row_errors`, `row_sizes`: room for a figure of each row. */
+   if it has no ulp. `width`: of a row, 0 for none. `rows`: room for the `Row` of each. */
 typedef struct {
-    uint64_t golden, mine, golden_bits, mine_bits, row_errors, row_sizes;
+    uint64_t golden, mine, golden_bits, mine_bits, rows;
     int64_t golden_kind, mine_kind, unit, count, width;
     double huge, least;
     double sums[SUMS], relative, most, most_relative, most_ulps;
@@ -29,6 +29,11 @@ typedef struct {
 typedef struct {
     double sums[SUMS];
 } Sums;
+
+/* The sums of one row, see `difference.py`. */
+typedef struct {
+    double gg, dd, gd, gg_gg;
+} Row;
 
 #define CASE(KIND, TYPE)                                                                                           \
     case KIND: {                                                                                                   \
@@ -123,18 +128,6 @@ static double added(const double *x, int64_t count)
     return added(x, half) + added(x + half, count - half);
 }
 
-static double added_squares(const double *x, int64_t count)
-{
-    if (count <= LEAF) {
-        double squares[LEAF];
-        for (int64_t i = 0; i < count; i++)
-            squares[i] = x[i] * x[i];
-        return added_leaf(squares, count);
-    }
-    const int64_t half = half_of(count);
-    return added_squares(x, half) + added_squares(x + half, count - half);
-}
-
 /* Elements that are finite on both sides. `relative`: gets the relative errors of those of golden that have one. */
 typedef struct {
     const double *golden, *mine, *ulps;
@@ -207,19 +200,23 @@ static int is_fine(const Call *call, double g, double m)
     return fabs(g) < call->huge && fabs(m) < call->huge; /* no for NaN, too */
 }
 
-/* The norms of whole rows, without the positions that are not finite. `room`: for two rows. */
+/* The sums of whole rows, without the positions that are not finite. `room`: for four rows. */
 static void measure_rows(const Call *call, const double *golden, const double *mine, double *room)
 {
-    double *errors = (double *)(uintptr_t)call->row_errors, *sizes = (double *)(uintptr_t)call->row_sizes;
-    double *g = room, *d = room + call->width;
-    for (int64_t row = 0; row < call->count / call->width; row++, golden += call->width, mine += call->width) {
-        for (int64_t i = 0; i < call->width; i++) {
+    const int64_t width = call->width;
+    double *gg = room, *dd = gg + width, *gd = dd + width, *gg_gg = gd + width;
+    Row *row = (Row *)(uintptr_t)call->rows;
+    for (int64_t left = call->count / width; left; left--, row++, golden += width, mine += width) {
+        for (int64_t i = 0; i < width; i++) {
             const int fine = is_fine(call, golden[i], mine[i]);
-            g[i] = fine ? golden[i] : 0.0;
-            d[i] = fine ? mine[i] - golden[i] : 0.0;
+            const double g = fine ? golden[i] : 0.0, d = fine ? mine[i] - golden[i] : 0.0;
+            gg[i] = g * g;
+            dd[i] = d * d;
+            gd[i] = g * d;
         }
-        sizes[row] = sqrt(added_squares(g, call->width));
-        errors[row] = sqrt(added_squares(d, call->width));
+        for (int64_t i = 0; i < width; i++)
+            gg_gg[i] = gg[i] * gg[i];
+        *row = (Row){added(gg, width), added(dd, width), added(gd, width), added(gg_gg, width)};
     }
 }
 
@@ -257,7 +254,7 @@ static int64_t strike(Call *call, double *golden, double *mine, double *of_ulps)
 EXPORT int llmdebug_difference(Call *call)
 {
     const int64_t count = call->count;
-    double *room = malloc((size_t)(4 * count + 2 * call->width) * sizeof *room);
+    double *room = malloc((size_t)(4 * count + 4 * call->width) * sizeof *room);
     if (!room)
         return -1;
     double *golden = room, *mine = golden + count, *of_ulps = NULL, *relative = mine + 2 * count;
@@ -282,21 +279,6 @@ EXPORT int llmdebug_difference(Call *call)
     }
     free(room);
     return 0;
-}
-
-/* The largest error of a row over its size, or over the rows' root mean square, whichever is more. */
-EXPORT double llmdebug_worst_row(const double *errors, const double *sizes, int64_t rows)
-{
-    const double mean = sqrt(added_squares(sizes, rows) / (double)rows);
-    double worst = 0, most = 0;
-    int are_zero = 1;
-    for (int64_t row = 0; row < rows; row++) {
-        const double size = sizes[row] > mean ? sizes[row] : mean, share = errors[row] / size;
-        are_zero &= size == 0;
-        most = errors[row] > most ? errors[row] : most;
-        worst = share > worst || share != share ? share : worst;
-    }
-    return !are_zero ? worst : most > 0 ? INFINITY : 0.0;
 }
 
 static int is_single_in_half(uint32_t bits)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from llmdebug_nb.core.kernels import native
@@ -53,11 +54,13 @@ class Sums(NamedTuple):
     inf: int = 0
 
 
-Found = tuple[Sums, float | None]  # with the worst row's error
+# with the sums of each row, float64 [rows, ROW_SUMS]: gg, dd, gd and gg_gg; None without rows
+Found = tuple[Sums, "np.ndarray | None"]
+ROW_SUMS = 4
 _ZEROS = Sums()
 # the Call of difference.c: addresses, kinds and sizes, limits; then the sums
-_QUESTION, _ANSWER = struct.Struct("=6Q5q2d"), struct.Struct("=15d7q")
-_BOTH = struct.Struct("=6Q5q2d15d7q")
+_QUESTION, _ANSWER = struct.Struct("=5Q5q2d"), struct.Struct("=15d7q")
+_BOTH = struct.Struct("=5Q5q2d15d7q")
 Kernel = Callable[
     [torch.Tensor, torch.Tensor, "torch.dtype | None", int, int, float, float], "Found | None"
 ]
@@ -78,8 +81,8 @@ def kernel() -> Kernel | None:
     It takes golden's and mine's elements, flat and on the CPU, the dtype in whose ulps they are
     measured (None for none), the length of a row (0 for none), how many elements are added up at
     once (whole rows), from which size on a number is infinite, and up to which one it is none that
-    others are relative to. It returns the `Sums` and the error of the worst row (None without
-    rows), or None for dtypes that it does not know, and if one has more elements.
+    others are relative to. It returns what is `Found`, or None for dtypes that it does not know,
+    and if one has more elements.
     """
     found = _functions()
     return None if found is None else found[0]
@@ -101,12 +104,9 @@ def _functions() -> tuple[Kernel, Narrow] | None:
         return None
     try:
         library = ctypes.CDLL(str(native.LIBRARY))
-        difference, worst = library.llmdebug_difference, library.llmdebug_worst_row
-        held_by = library.llmdebug_narrow
+        difference, held_by = library.llmdebug_difference, library.llmdebug_narrow
     except (OSError, AttributeError):
         return None  # a library of an older version
-    worst.restype = ctypes.c_double
-    worst.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
     held_by.restype = ctypes.c_int64
     held_by.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     dtypes = {KINDS[dtype]: dtype for dtype in (torch.bfloat16, torch.float16)}
@@ -126,23 +126,21 @@ def _functions() -> tuple[Kernel, Narrow] | None:
             return None
         call, count = room.call, golden.numel()
         golden, mine = golden.contiguous(), mine.contiguous()  # a part of each row may have strides
-        rows = torch.empty((2, count // width if width else 0), dtype=torch.float64, device="cpu")
-        sizes, errors = rows.data_ptr(), rows.data_ptr() + 8 * rows.shape[1]
+        rows = np.empty((count // width if width else 0, ROW_SUMS))
         of_unit = -1 if unit is None else KINDS[unit]
         _ANSWER.pack_into(call, _QUESTION.size, *_ZEROS)
         for start in range(0, count, chunk):
             g, m = (x if chunk >= count else x[start : start + chunk] for x in (golden, mine))
             bits = (None, None) if unit is None else (_as(unit, g), _as(unit, m))
             places = (0 if x is None else x.data_ptr() for x in (g, m, *bits))
-            row = 8 * (start // width) if width else 0
+            row = rows.ctypes.data + (rows.itemsize * ROW_SUMS * (start // width) if width else 0)
             _QUESTION.pack_into(
-                call, 0, *places, errors + row, sizes + row, *kinds, of_unit, g.numel(), width,
-                huge, least,
-            )  # fmt: skip
+                call, 0, *places, row, *kinds, of_unit, g.numel(), width, huge, least
+            )
             if difference(call):
                 return None
         sums = Sums._make(_ANSWER.unpack_from(call, _QUESTION.size))
-        return sums, worst(errors, sizes, rows.shape[1]) if width and sums.finite else None
+        return sums, rows if width else None
 
     def narrow(numbers: torch.Tensor) -> torch.dtype | None:
         numbers = numbers.contiguous()
@@ -166,7 +164,9 @@ def _is_right(kernel: Kernel) -> bool:
         abs_m=12.0, ulps=2.0**22, relative=0.5, most=2.0, most_relative=0.5, most_ulps=2.0**22,
         finite=4, sizeable=4, within_1=3, within_5=3, mismatched=3, nan=1, inf=1,
     )  # fmt: skip
-    return kernel(golden, mine, torch.float32, 2, 2, 1e30, 0.0) == (right, 2 / 5)
+    found = kernel(golden, mine, torch.float32, 2, 2, 1e30, 0.0)
+    rows = [[5.0, 0.0, 0.0, 17.0], [25.0, 4.0, 8.0, 337.0], [0.0] * ROW_SUMS]
+    return found is not None and found[0] == right and found[1].tolist() == rows  # type: ignore[union-attr]
 
 
 def _is_right_of_dtypes(narrow: Narrow) -> bool:
