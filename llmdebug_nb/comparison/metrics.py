@@ -53,7 +53,7 @@ FIELDS: dict[str, str] = {
 }
 # of weights, of which each element stands for itself
 WEIGHTS: dict[str, str] = {
-    "worst_element_error": "largest |m - g| over |g|, or over the root mean square of g if that is more",
+    "worst_element_error": "largest |m - g| over |g|, or over the rms of g if that is more",
 }
 # of logits, whose last axis is the vocabulary: a row is a token
 LOGITS: dict[str, str] = {
