@@ -174,6 +174,6 @@ def _norms(windows: np.ndarray) -> np.ndarray:
 
 def _slots(cells: np.ndarray) -> np.ndarray:
     """Return a place for each cell [n, 3] in a table of SCORE_ENTRIES: other cells may share it."""
-    mixed = cells @ np.array([1, 4_093, 16_769_023])  # any large odd factors mix the numbers
-    places: np.ndarray = mixed % constants.SCORE_ENTRIES
+    mixed = cells @ np.array([1_500_450_271, 2_860_486_313, 5_915_587_277])  # any large primes
+    places: np.ndarray = (mixed >> 20) % constants.SCORE_ENTRIES
     return places
