@@ -160,14 +160,17 @@ class ValueMatches:
                 yield ours[i], theirs[j]
 
     def _holders(self, small: Mapping[object, Record], side: int) -> list[_Found]:
-        """Return the larger tensors of the other run that hold small ones of this run."""
+        """Return the larger tensors of the other run that hold small ones of this run.
+
+        Not of those that both runs were given at one place, as weights are: they are compared.
+        """
         marks = Landmarks(self._numbers(small, side), self._tolerance.close)
         if not marks.keys:
             return []
         others = {
             key: records[0]
             for key, records in self._records[1 - side].items()
-            if not (_are_given(records) and self._is_in_both(key, 1 - side))
+            if key in self._wanted[1 - side] or not _are_given(records)
         }
         sizes = {key: record.summary.numel for key, record in others.items()}
         least = min(small[key].summary.numel for key in marks.keys)
@@ -189,10 +192,6 @@ class ValueMatches:
                     found.append((error, key, other))
                     size = numel
         return found
-
-    def _is_in_both(self, key: object, side: int) -> bool:
-        """Tell whether the other run has this side's tensor too, be it with other values."""
-        return key in self._records[1 - side] or key not in self._wanted[side]
 
     def _numbers(
         self, records: Mapping[object, Record], side: int
