@@ -28,9 +28,17 @@ def noised(x, share, seed):
 
 def held(small, large, tolerance=CLOSE):
     """Return the names of the larger tensors that hold a tensor."""
-    places = landmarks((name, x.numpy()) for name, x in large.items())
-    marks = landmarks([("small", small.numpy())])
-    return [each for _, found in Landmarks(places, tolerance).holders(marks) for each in found]
+    marks = Landmarks([("small", small.numpy())], tolerance)
+    return [name for _, name in marks.holders((name, x.numpy()) for name, x in large.items())]
+
+
+def found(*tensors):
+    """Return the landmarks of each tensor."""
+    pieces = [*landmarks(tensors)]
+    return [
+        np.concatenate([np.zeros((0, constants.LANDMARK)), *(w[at == n] for w, at in pieces)])
+        for n in range(len(tensors))
+    ]
 
 
 @given(
@@ -77,7 +85,7 @@ def test_repeated_heads_are_no_part_of_the_heads_themselves():
     ],
 )
 def test_what_tells_nothing_has_no_landmarks(values):
-    assert len(landmarks([("it", np.asarray(values))])["it"]) == 0
+    assert len(found(np.asarray(values))[0]) == 0
 
 
 def test_a_cache_that_is_longer_than_its_content_matches_the_keys():
@@ -154,29 +162,37 @@ def windows_of(values):
 def test_tensors_that_are_taken_together_have_the_landmarks_of_each_alone(shapes, chunk, seed):
     draw = np.random.default_rng(seed)
     figures = np.array([0.0, 1.0, -1.0, 2.0, 3.0, np.nan, np.inf], np.float32)
-    tensors = {at: draw.choice(figures, shape) for at, shape in enumerate(shapes)}
+    tensors = [draw.choice(figures, shape) for shape in shapes]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(constants, "CHUNK", chunk)
-        together = landmarks(tensors.items())
-    assert together.keys() == tensors.keys()
-    for at, values in tensors.items():
-        np.testing.assert_array_equal(together[at], windows_of(values))
+        together = found(*tensors)
+    for values, windows in zip(tensors, together, strict=True):
+        np.testing.assert_array_equal(windows, windows_of(values))
 
 
 @settings(max_examples=60, deadline=None)
-@given(small=st.integers(1, 6), large=st.integers(1, 6), entries=st.sampled_from((1, 1 << 20)))
-def test_tensors_that_are_looked_up_together_have_the_holders_of_each_alone(small, large, entries):
+@given(
+    small=st.integers(1, 6),
+    large=st.integers(1, 6),
+    chunk=st.sampled_from((1, 100, 1 << 18)),
+    entries=st.sampled_from((1, 64, 1 << 20)),
+)
+def test_tensors_that_are_looked_up_together_have_the_holders_of_each_alone(
+    small, large, chunk, entries
+):
     parts = [random(4, 24, seed=n) for n in range(small)]
     wholes = {
         n: torch.cat([parts[n % small], random(4, 24, seed=100 + n)], n % 2) for n in range(large)
     }
-    marks = landmarks(enumerate(part.numpy() for part in parts))
-    places = Landmarks(landmarks((n, x.numpy()) for n, x in wholes.items()), CLOSE)
-    alone = [each for n, found in marks.items() for each in places.holders({n: found})]
+    alone = {(n, name) for n, part in enumerate(parts) for name in held(part, wholes)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(constants, "SCORE_ENTRIES", entries)
-        assert list(places.holders(marks)) == alone
-    assert {n for _, found in alone for n in found} == set(wholes)
+        patch.setattr(constants, "CHUNK", chunk)
+        marks = Landmarks(enumerate(part.numpy() for part in parts), CLOSE)
+        pairs = [*marks.holders((n, x.numpy()) for n, x in wholes.items())]
+    assert len(pairs) == len(set(pairs))
+    assert set(pairs) == alone
+    assert {n for _, n in alone} == set(wholes)
 
 
 @settings(max_examples=100, deadline=None)

@@ -3,15 +3,14 @@
 Heads, tokens, rows and parts of fused tensors may lie anywhere, but neighbours along the last axis
 stay neighbours. So a tensor is known by **landmarks**: windows along its last axis around an
 element that is the largest in its window. A larger tensor that holds the values has the same
-landmarks, wherever they lie. All landmarks are sorted into cells by their norm and two projections,
-so that looking one up costs the logarithm of their number.
+landmarks, wherever they lie. The landmarks that are looked for are sorted into cells by their norm
+and two projections. The larger tensors are read once, and nothing of them is kept.
 """
 
 from __future__ import annotations
 
 import functools
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -22,111 +21,122 @@ _K = TypeVar("_K", bound=Hashable)
 _L = TypeVar("_L", bound=Hashable)
 
 
-def landmarks(tensors: Iterable[tuple[_K, np.ndarray]]) -> dict[_K, np.ndarray]:
-    """Return the windows of tensors (float32, any shape) around their landmarks, float32[n, 8].
+def landmarks(tensors: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the windows of tensors (float32, any shape) around their landmarks, float32[n, 8].
 
-    Tensors are taken together if they have rows of one length: most are small.
+    They come in their order, in pieces, with the number of the tensor of each, int64[n].
     """
-    found: dict[_K, np.ndarray] = {}
-    waiting: dict[int, dict[_K, np.ndarray]] = defaultdict(dict)  # by the length of their rows
-    sizes: Counter[int] = Counter()  # of those that wait
-    for key, values in tensors:
-        length = values.shape[-1] if values.ndim else 0
-        if length < constants.LANDMARK:
-            found[key] = np.empty((0, constants.LANDMARK), np.float32)
-            continue
-        waiting[length][key] = values.reshape(-1, length)
-        sizes[length] += values.size
-        if sizes.total() >= constants.CHUNK:
-            ((most, _),) = sizes.most_common(1)
-            found |= _of_rows(waiting.pop(most))
-            del sizes[most]
-    for alike in waiting.values():
-        found |= _of_rows(alike)
-    return found
+    size = constants.LANDMARK
+    flat = np.concatenate([values.ravel() for values in tensors])
+    sizes = np.array([values.size for values in tensors])
+    lengths = np.array([values.shape[-1] if values.ndim else 1 for values in tensors])
+    ends = np.cumsum(sizes)
+    for begin in range(0, len(flat) - size + 1, constants.CHUNK):
+        piece = flat[begin : begin + constants.CHUNK + size - 1]
+        at = _peaks(np.abs(piece))
+        owners = np.searchsorted(ends, begin + at, "right")
+        column = (begin + at - (ends - sizes)[owners]) % lengths[owners]
+        is_row = column <= lengths[owners] - size  # and no end of one row and beginning of the next
+        windows = np.lib.stride_tricks.sliding_window_view(piece, size)[at[is_row]]
+        highest, lowest = (
+            functools.reduce(most, np.abs(windows).T) for most in (np.maximum, np.minimum)
+        )
+        tells = (lowest < highest) & np.isfinite(highest)
+        yield windows[tells], owners[is_row][tells]
 
 
-def _of_rows(tensors: Mapping[_K, np.ndarray]) -> dict[_K, np.ndarray]:
-    """Return the landmarks of tensors [rows, length] of one length, in each in their order."""
-    values = np.concatenate([*tensors.values()])
-    size = np.abs(values)
-    highest, lowest = _in_windows(np.maximum, size), _in_windows(np.minimum, size)
-    middle = constants.LANDMARK // 2
-    centre = size[:, middle : middle + highest.shape[1]]
-    is_landmark = (centre == highest) & (lowest < highest) & np.isfinite(highest)
-    windows = np.lib.stride_tricks.sliding_window_view(values, constants.LANDMARK, axis=1)
-    counts = np.count_nonzero(is_landmark, axis=1)
-    before = np.concatenate([[0], np.cumsum(counts)])  # each row
-    ends = np.cumsum([len(rows) for rows in tensors.values()])
-    parts = np.split(windows[is_landmark], before[ends[:-1]])
-    return dict(zip(tensors, parts, strict=True))
-
-
-def _in_windows(most: np.ufunc, rows: np.ndarray) -> np.ndarray:
-    """Return the maximum (or minimum) of each window of rows: first of two, then four, eight."""
-    width = 1
+def _peaks(size: np.ndarray) -> np.ndarray:
+    """Return where windows begin that have their largest element in the middle, int64[n]."""
+    highest, width = size, 1  # of each window: first of two elements, then of four, eight
     while width < constants.LANDMARK:
-        rows, width = most(rows[:, :-width], rows[:, width:]), 2 * width
-    return rows
+        highest, width = np.maximum(highest[:-width], highest[width:]), 2 * width
+    middle = size[constants.LANDMARK // 2 :][: len(highest)]
+    return np.flatnonzero(middle == highest)
+
+
+def _together(
+    tensors: Iterable[tuple[_K, np.ndarray]],
+) -> Iterator[tuple[list[_K], list[np.ndarray]]]:
+    """Yield tensors with their keys, small ones together; without those that have no window."""
+    keys: list[_K] = []
+    some: list[np.ndarray] = []
+    size = 0
+    for key, values in tensors:
+        if values.size < constants.LANDMARK:
+            continue
+        keys.append(key)
+        some.append(values)
+        size += values.size
+        if size >= constants.CHUNK:
+            yield keys, some
+            keys, some, size = [], [], 0
+    if some:
+        yield keys, some
 
 
 class Landmarks(Generic[_K]):
-    """The landmarks of the larger tensors, by key. ``tolerance``: relative L2 of equal windows."""
+    """The landmarks of tensors that are looked for in larger ones, by their keys.
 
-    def __init__(self, large: Mapping[_K, np.ndarray], tolerance: float) -> None:
-        self._tolerance = tolerance
-        self._keys = list(large)
-        counts = [len(windows) for windows in large.values()]
-        owners = np.repeat(np.arange(len(counts)), counts)
-        windows = np.concatenate([*large.values(), np.empty((0, constants.LANDMARK), np.float32)])
-        self._cells = _number(np.floor(_features(windows) / self._cell).astype(np.int64))
-        self._owners, self._windows = owners, windows
+    ``tolerance``: the relative L2 error of equal windows.
+    """
 
-    @property
-    def _cell(self) -> float:
-        return self._tolerance * constants.LANDMARK_CELL
+    def __init__(self, tensors: Iterable[tuple[_K, np.ndarray]], tolerance: float) -> None:
+        tried: dict[_K, tuple[np.ndarray, np.ndarray]] = {}
+        for keys, some in _together(tensors):
+            windows, owners = map(np.concatenate, zip(*landmarks(some), strict=True))
+            parts = np.split(windows, np.searchsorted(owners, np.arange(1, len(keys))))
+            tried |= {key: _tried(part) for key, part in zip(keys, parts, strict=True)}
+        self.keys = [key for key, (windows, _) in tried.items() if len(windows)]
+        counts = [len(tried[key][0]) for key in self.keys]
+        self._owners, self._count = np.repeat(np.arange(len(counts)), counts), np.array(counts)
+        if self.keys:
+            self._copies = np.concatenate([tried[key][1] for key in self.keys])
+            self._table = _Table(np.concatenate([tried[key][0] for key in self.keys]), tolerance)
 
-    def holders(self, small: Mapping[_L, np.ndarray]) -> Iterator[tuple[_L, list[_K]]]:
-        """Yield each of some tensors with the larger ones that have most of its landmarks.
+    def holders(self, large: Iterable[tuple[_L, np.ndarray]]) -> Iterator[tuple[_K, _L]]:
+        """Yield each tensor with each of some larger ones that has most of its landmarks.
 
-        ``small``: their landmarks. The larger ones come in the order given.
+        The larger ones are read in the order given, and only if there is something to look for.
         """
-        tried = {name: _tried(windows) for name, windows in small.items()}
-        names = [name for name, (windows, _) in tried.items() if len(windows)]
-        most = max(1, constants.SCORE_ENTRIES // (constants.LANDMARKS_TRIED * len(self._keys) or 1))
-        for at in range(0, len(names), most):
-            some = names[at : at + most]
-            found = self._found(np.concatenate([tried[name][0] for name in some]))
-            ends = np.cumsum([len(tried[name][0]) for name in some])
-            for name, counts in zip(some, np.split(found, ends[:-1]), strict=True):
-                shares = (counts >= tried[name][1][:, None]).mean(axis=0)
-                owners = np.flatnonzero(shares >= constants.LANDMARKS_FOUND)
-                yield name, [self._keys[owner] for owner in owners]
+        for keys, tensors in _together(large if self.keys else ()):
+            near: list[np.ndarray] = []
+            for windows, owners in landmarks(tensors):
+                near += [place * len(keys) + owners[at] for place, at in self._table.near(windows)]
+            pairs, copies = np.unique(np.concatenate(near), return_counts=True)
+            place, owner = np.divmod(pairs, len(keys))
+            found = copies >= self._copies[place]
+            both = self._owners[place[found]] * len(keys) + owner[found]
+            pairs, counts = np.unique(both, return_counts=True)
+            small, owner = np.divmod(pairs, len(keys))
+            most = counts >= constants.LANDMARKS_FOUND * self._count[small]
+            for one, other in zip(small[most].tolist(), owner[most].tolist(), strict=True):
+                yield self.keys[one], keys[other]
 
-    def _found(self, windows: np.ndarray) -> np.ndarray:
-        """Return int64[n, tensors]: how often each tensor has each of n windows."""
-        size, keys = len(windows), len(self._keys)
-        found = np.zeros(size * keys, np.int64)
-        corner = np.floor(_features(windows) / self._cell - 0.5).astype(np.int64)
-        steps = np.ndindex(*(2,) * corner.shape[1])
-        cells = np.concatenate([_number(corner + np.array(step)) for step in steps])
-        looked_up = np.zeros(constants.SCORE_ENTRIES, bool)  # most landmarks are in no such cell
-        looked_up[_slot(cells)] = True
-        order = np.flatnonzero(looked_up[_slot(self._cells)])
-        order = order[np.argsort(self._cells[order])]
-        first = np.searchsorted(self._cells[order], cells, "left")
-        counts = np.searchsorted(self._cells[order], cells, "right") - first
-        ends = np.cumsum(counts)
-        reach = self._tolerance * _norms(windows)
-        total = int(counts.sum())
-        for at in range(0, total, constants.CHUNK):
-            each = np.arange(at, min(at + constants.CHUNK, total))
-            cell = np.searchsorted(ends, each, "right")
-            place, row = order[(first + counts - ends)[cell] + each], cell % size
-            near = _norms(self._windows[place] - windows[row]) <= reach[row]
-            pairs = row[near] * keys + self._owners[place[near]]
-            found += np.bincount(pairs, minlength=size * keys)
-        return found.reshape(size, keys)
+
+class _Table:
+    """Some windows, by cells of their norm and two projections: what is near lies in few cells."""
+
+    def __init__(self, windows: np.ndarray, tolerance: float) -> None:
+        self._windows, self._side = windows, tolerance * constants.LANDMARK_CELL
+        self._reach = tolerance * _norms(windows)
+        corner = np.floor(_features(windows) / self._side - 0.5).astype(np.int64)
+        around = [_slots(corner + step) for step in np.ndindex(2, 2, 2)]
+        each = np.unique(np.stack(around) * len(windows) + np.arange(len(windows)))
+        slots, self._places = np.divmod(each, len(windows))
+        self._begins = np.searchsorted(slots, np.arange(constants.SCORE_ENTRIES + 1))
+
+    def near(self, windows: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield which of these are near which of some windows, int64[n] and int64[n], in pieces."""
+        slots = _slots(np.floor(_features(windows) / self._side).astype(np.int64))
+        first = self._begins[slots]
+        counts = self._begins[slots + 1] - first
+        all_at = np.repeat(np.arange(len(windows)), counts)
+        skipped = first - (np.cumsum(counts) - counts)
+        for begin in range(0, max(len(all_at), 1), constants.CHUNK):
+            at = all_at[begin : begin + constants.CHUNK]
+            place = self._places[np.arange(begin, begin + len(at)) + skipped[at]]
+            near = _norms(self._windows[place] - windows[at]) <= self._reach[place]
+            yield place[near], at[near]
 
 
 def _tried(windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -162,16 +172,8 @@ def _norms(windows: np.ndarray) -> np.ndarray:
     return norms
 
 
-def _number(cells: np.ndarray) -> np.ndarray:
-    """Return one number for the three numbers of each cell, int64[n]."""
-    bits = 1 << 20  # more cells than any axis has: |log norm| < 104, tolerances above 1e-3
-    first, second, third = (cells[:, axis] % bits for axis in range(3))
-    numbers: np.ndarray = (first * bits + second) * bits + third
-    return numbers
-
-
-def _slot(cells: np.ndarray) -> np.ndarray:
-    """Return a place for each cell in a table of SCORE_ENTRIES, int64[n]: other cells share it."""
-    mixed = cells ^ (cells >> 20) * 31 ^ (cells >> 40) * 961  # any odd factors mix the numbers
-    places: np.ndarray = mixed % constants.SCORE_ENTRIES
+def _slots(cells: np.ndarray) -> np.ndarray:
+    """Return a place for each cell [n, 3] in a table of SCORE_ENTRIES: other cells may share it."""
+    mixed = cells @ np.array([1_500_450_271, 2_860_486_313, 5_915_587_277])  # any large primes
+    places: np.ndarray = (mixed >> 20) % constants.SCORE_ENTRIES
     return places

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmdebug_nb.align import sequence
-from llmdebug_nb.align.landmarks import Landmarks, landmarks
+from llmdebug_nb.align.calls import grouped
+from llmdebug_nb.align.landmarks import Landmarks
 from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.identity import identifies_itself, telling_bytes
+from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import Record
 
 _Sides = tuple[Mapping[object, Sequence[Record]], Mapping[object, Sequence[Record]]]
@@ -71,9 +73,7 @@ class ValueMatches:
             defaultdict(list),
             defaultdict(list),
         )
-        self._marks: tuple[dict[object, np.ndarray], ...] = ({}, {})  # of either side, by key
         self._match((sides[0], sides[1]))
-        self._marks = {}, {}  # they take as much memory as the tensors
 
     def of_golden(self, record: Record) -> list[ValueMatch]:
         """Return the matches of a record of golden: the closest first, then in execution order."""
@@ -160,25 +160,30 @@ class ValueMatches:
                 yield ours[i], theirs[j]
 
     def _holders(self, small: Mapping[object, Record], side: int) -> list[_Found]:
-        """Return the larger tensors of the other run that hold small ones of this run."""
-        marks = self._landmarks(small, side)
-        known = {key: windows for key, windows in marks.items() if len(windows)}
-        if not known:
+        """Return the larger tensors of the other run that hold small ones of this run.
+
+        Not of those that both runs were given at one place, as weights are: they are compared.
+        """
+        marks = Landmarks(self._numbers(small, side), self._tolerance.close)
+        if not marks.keys:
             return []
-        others = {key: records[0] for key, records in self._records[1 - side].items()}
+        others = {
+            key: records[0]
+            for key, records in self._records[1 - side].items()
+            if key in self._wanted[1 - side] or not _are_given(records)
+        }
         sizes = {key: record.summary.numel for key, record in others.items()}
-        least = min(small[key].summary.numel for key in known)
+        least = min(small[key].summary.numel for key in marks.keys)
         large = {
             key: others[key] for key in sorted(sizes, key=sizes.__getitem__) if sizes[key] > least
         }
-        in_order = dict(sorted(large.items(), key=lambda each: each[1].id))
-        marks = self._landmarks(in_order, 1 - side)
-        places = Landmarks({key: marks[key] for key in large}, self._tolerance.close)
+        order = {key: place for place, key in enumerate(large)}
+        holders = grouped(marks.holders(self._numbers(large, 1 - side)))
         found = []
-        for key, holders in places.holders(known):
-            own, size = small[key], 0  # of the smallest tensors that hold it
+        for key, own in small.items():
+            size = 0  # of the smallest tensors that hold it
             own_size = own.summary.numel
-            for other in holders:
+            for other in sorted(holders.get(key, ()), key=order.__getitem__):
                 numel = sizes[other]
                 if numel <= own_size or 0 < size < numel:
                     continue
@@ -188,24 +193,28 @@ class ValueMatches:
                     size = numel
         return found
 
-    def _landmarks(self, records: Mapping[object, Record], side: int) -> dict[object, np.ndarray]:
-        """Return the landmarks of some tensors, by their keys. They are read in the order given."""
-        known = self._marks[side]
-        new = ((key, record) for key, record in records.items() if key not in known)
-        known |= landmarks((key, self._numbers(record, side)) for key, record in new)
-        return {key: known[key] for key in records}
-
-    def _numbers(self, record: Record, side: int) -> np.ndarray:
-        """Return what a tensor holds, float32; nothing if it is unknown or integers."""
-        floating = is_floating(record.summary.dtype)
-        values = self._layouts.values_of(record, side) if floating else None
-        return np.empty(0, np.float32) if values is None else values.numpy()
+    def _numbers(
+        self, records: Mapping[object, Record], side: int
+    ) -> Iterator[tuple[object, np.ndarray]]:
+        """Yield what tensors hold, float32, in execution order; not of integers or the unknown."""
+        for key, record in sorted(records.items(), key=lambda each: each[1].id):
+            floating = is_floating(record.summary.dtype)
+            values = self._layouts.values_of(record, side) if floating else None
+            if values is not None:
+                yield key, values.numpy()
 
     def _error(self, golden: Record, mine: Record, part: bool = False) -> float | None:
         """Return how far two tensors are apart, if that is near; integers have to be equal."""
         error = self._layouts.distance(golden, mine, part)
         close = self._tolerance.close if is_floating(golden.summary.dtype) else 0.0
         return error if error is not None and error <= close else None
+
+
+def _are_given(records: Iterable[Record]) -> bool:
+    """Tell whether operators take a tensor that no call made: a weight, say."""
+    return all(
+        is_operator(r.site.path) and r.site.role == "input" and r.producer is None for r in records
+    )
 
 
 def _first_of_each(of: np.ndarray, place: np.ndarray, alike: np.ndarray) -> np.ndarray:

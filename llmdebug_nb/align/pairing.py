@@ -111,6 +111,7 @@ class _Pairing:
             (RoleMatches(layouts), Why(Reason.EARLIER)),
         )
         self._mine: set[int] = set()  # ids of mine's records that have a partner
+        self._doubtful: list[tuple[Record, Record, Why]] = []  # they may belong elsewhere
 
     def run(self) -> None:
         golden, mine = (calls_by_pass(records) for records in self._sides)
@@ -228,11 +229,13 @@ class _Pairing:
                     self._tensors(left, right, self._why(left, right, why, False))
             else:
                 rest.append((calls, theirs, why))
+        self._settle()
         self._same_results(golden, mine, paired, compare)
         for calls, theirs, why in rest:
             operators = Operators(calls, theirs, kinds, paired, tolerance)
             for left, right in operators.matches(compare):
                 self._tensors(left, right, self._why(left, right, why, False))
+        self._settle()
 
     def _same_results(
         self,
@@ -369,8 +372,20 @@ class _Pairing:
             summand = left.site.role == "output" and (golden.path, mine.path) in self._summands
             if summand or (part and self._is_guess(left, right)):
                 continue
-            if not (written_anew and self._belongs_elsewhere(left, right)):
+            if written_anew:
+                self._doubtful.append((left, right, why.and_also(remark)))
+            else:
                 self._add(left, right, why.and_also(remark))
+
+    def _settle(self) -> None:
+        """Pair the tensors of code that was written anew, but for those that belong elsewhere.
+
+        That is searched for what has no partner, so it comes after all that need no search.
+        """
+        for golden, mine, why in self._doubtful:
+            if not self._belongs_elsewhere(golden, mine):
+                self._add(golden, mine, why)
+        self._doubtful.clear()
 
     def _belongs_elsewhere(self, golden: Record, mine: Record) -> bool:
         """Tell whether another tensor of the other run holds one of two tensors.
