@@ -46,10 +46,13 @@ def recorded_input(run, site, slot):
 
 
 def error(golden, mine):
-    """Relative L2."""
-    golden, mine = golden.double(), mine.double()
-    difference, size = (mine - golden).norm(), golden.norm()
-    return float(difference / size if size else difference)
+    """Relative L2 of the rows, each over its own size or the median row's: root mean square."""
+    has_rows = golden.dim() > 1 and golden.shape[-1] > {short}
+    shape = (-1, golden.shape[-1]) if has_rows else (1, -1)
+    golden, mine = golden.double().reshape(shape), mine.double().reshape(shape)
+    size = golden.norm(dim=1)
+    size = size.clamp_min(float(size.median()) or 1e-300)
+    return float(((mine - golden).norm(dim=1) / size).square().mean().sqrt())
 
 
 def show(label, golden, mine):
@@ -201,6 +204,7 @@ def script(
         at_golden=_site(call.golden),
         at_mine=_site(call.mine),
         calls=body,
+        short=constants.SHORT_ROW,
     )
 
 
