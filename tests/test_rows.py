@@ -67,20 +67,12 @@ def test_the_rounding_of_a_row_whose_terms_cancel_is_no_large_error():
     assert error_of(metrics.compare(golden, mine)) < 2e-6
 
 
-@pytest.mark.parametrize(
-    ("shape", "width"),
-    [
-        ((), 0),
-        ((50,), 0),
-        ((40, 4), 0),
-        ((3, 40, 4), 160),
-        ((1, 40, 64), 64),
-        ((2, 9, 40, 64), 64),
-        ((7, constants.SHORT_ROW + 1), constants.SHORT_ROW + 1),
-    ],
-)
-def test_short_rows_are_joined(shape, width):
-    assert rows.width(shape) == width
+def test_a_figure_of_each_token_has_a_row_for_each_token():
+    variance = random(1, 40, 1).abs() + 1
+    wrong = variance.clone()
+    variance[0, 0], wrong[0, 0] = 1e9, 1e9
+    wrong[0, 5] *= 1.5
+    assert error_of(metrics.compare(variance, wrong)) > 0.05
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The figures of two tensors, row by row: each row is divided by its own size first.
 
-A row is what belongs to one token, or to one channel of a weight: the last axis, together with
-those before it while these rows have few elements. In a trained model a few rows, that of the first
+A row is what belongs to one token, or to one channel of a weight: the last axis. In a trained model a few rows, that of the first
 token above all, are thousands of times as large as the others. Over all elements they alone would
 be the norm, and hide each error elsewhere.
 """
@@ -18,12 +17,7 @@ from llmdebug_nb.core import constants
 
 def width(shape: tuple[int, ...]) -> int:
     """Return the elements of a row of a tensor, 0 if all of it is one row."""
-    size = 1
-    for axis in reversed(range(1, len(shape))):
-        size *= shape[axis]
-        if size > constants.SHORT_ROW:
-            return size
-    return 0
+    return shape[-1] if len(shape) > 1 else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,9 +161,6 @@ DRAWS, FEW_ELEMENTS = 8, 64
 # Elements of the widest vector register: 64 bytes in 512 bits. Others have a half, a quarter and
 # so on, down to 2 of float64 in 128 bits.
 MOST_LANES = 64
-# Elements. So short a row is no measure of its own: of random elements, the mean of 1 / |row|^2 is
-# n / (n - 2) times as large as it is for long rows. For 8 of them that is 15 % in an error.
-SHORT_ROW = 8
 # The error of the worst row counts divided by this. In correct programs it is 3.5 times the error
 # of the whole at most.
 WORST_ROW = 4
