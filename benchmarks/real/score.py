@@ -1,0 +1,320 @@
+"""Score the comparison on a trained model: right programs, and bugs alone and in other programs.
+
+    python benchmarks/real/score.py [--modules] [--functions] [--only eager,sdpa+gelu,*+gelu]
+        [--dtype fp32,bf16,fp16] [--all] [--unseen] [--json FILE]
+
+Golden is the model with PyTorch's attention; mine another right program, or such a program with one
+bug. Both are recorded and compared by `ld.compare` with its defaults. A case is ``program`` or
+``program+bug``; ``--only`` takes names and globs. Both are recorded by modules and with functions
+unless an option says which. With functions a bug is put into one program, each bug into another
+one, as a case takes a minute; ``--all`` puts it into all.
+
+A right program is judged right if the verdict is match, within_noise or expected, and nothing is
+found. Grades of bugs are those of ``ports/score.py``: exact, module, late, wrong.
+
+Answers are written to a file as they come, ``out/real/marks.jsonl`` by default: what was stopped
+goes on, until the package changes. ``--unseen`` asks about bugs that who changes the comparison
+must not read, and prints their totals alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import sys
+import traceback
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import torch
+from ports.score import GRADES, MODES, NEAR_TIE, NONDETERMINISTIC, RIGHT, Answer, Named, named
+from zoo.entry import PRECISIONS
+
+import llmdebug_nb as ld
+from real import bugs, checkpoint
+from real.bugs import Bug
+from real.programs import CONTROLS, REWRITES, STEPS, Control, Work, run
+
+ROOT = Path(__file__).resolve().parents[2]
+OUT = ROOT / "out" / "real"
+DEFAULT = ("fp32", "bf16", "fp16")
+PROGRAMS = {control.name: control for control in CONTROLS}
+
+
+class Case(NamedTuple):
+    """A right program, or one with a bug."""
+
+    program: str
+    bug: str
+    precision: str
+    mode: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.program}+{self.bug}" if self.bug else self.program
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.precision} {self.mode}"
+
+
+@dataclass
+class Mark:
+    """How a case went; see `ports.score.Mark`. ``seconds``: of a processor, to compare."""
+
+    case: Case
+    verdict: str = "failed"
+    grade: str = ""
+    findings: int = 0
+    blamed: list[str] = field(default_factory=list)
+    answer: str = ""
+    seconds: float = 0.0
+    recording: float = 0.0
+    failed: str | None = None
+
+
+class Right(Answer):
+    """The right answer: a line of a bug's code, or a call that takes its setting, or a module."""
+
+    def is_exact(self, seen: Named, mode: str) -> bool:
+        if mode == "functions" and self.bug.golden:
+            return self.bug.leaves_out(*seen.golden) or any(map(self.bug.leaves_out, seen.paths))
+        return super().is_exact(seen, mode)
+
+
+# -- one case --------------------------------------------------------------------------------------
+
+
+def record(control: Control, model: Any, name: str, mode: str, **options: Any) -> ld.Run:
+    shutil.rmtree(OUT / name, ignore_errors=True)
+    given = {"mode": MODES[mode], **options, **control.options}
+    with ld.dump(model, name=name, path=OUT, tokens=f"0-{STEPS - 1}", **given) as made:
+        run(control, model)
+    return made
+
+
+@cache
+def golden(work: Work, precision: str, mode: str, weights: bool) -> ld.Run:
+    """Return the run of the model as it is, recorded once."""
+    model = checkpoint.fresh(PRECISIONS[precision][0])
+    name = "-".join(("golden", work.__name__, str(model.dtype)[6:], mode, "weights" * weights))
+    return record(Control("golden", work=work), model, name, mode, weights=weights)
+
+
+def ask(case: Case) -> Mark:
+    """Record a case, compare it, and grade the first finding."""
+    control, bug = PROGRAMS[case.program], bugs.BY_NAME.get(case.bug)
+    options = bug.options if bug else {}
+    base = golden(control.golden, case.precision, case.mode, bool(options))
+    start = spent()
+    model = checkpoint.fresh(PRECISIONS[case.precision][1])
+    control.change(model)
+    if bug:
+        bug.plant(model)
+    mine = record(control, model, "mine", case.mode, **options)
+    mark = Mark(case, recording=spent() - start)
+    start = spent()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)  # an error of the search itself
+            report = ld.compare(base, mine, progress=False)
+    except Exception:
+        return replace(mark, failed=traceback.format_exc(limit=-2), seconds=spent() - start)
+    return graded(replace(mark, seconds=spent() - start), bug, report)
+
+
+def graded(mark: Mark, bug: Bug | None, report: ld.Report) -> Mark:
+    """Return a mark with what a report says, and how right that is."""
+    tied = any(each.cause == NEAR_TIE for each in report.findings)
+    seen = [
+        named(each)
+        for each in report.findings
+        if each.cause not in (NONDETERMINISTIC, NEAR_TIE) and each.expected is None
+    ]
+    mark = replace(
+        mark, verdict=report.verdict, findings=len(seen), blamed=[each.text for each in seen[:3]]
+    )
+    if bug is None:
+        right = report.verdict in RIGHT or (tied and report.verdict == NONDETERMINISTIC)
+        return replace(mark, grade="alarm" if seen or not right else "right")
+    answer = Right(bug.place, bugs.FILE, bug.lines())
+    return replace(mark, grade=answer.grade(seen, mark.case.mode), answer=str(answer))
+
+
+def spent() -> float:
+    """Return the seconds of a processor that this process and those that it ran have taken."""
+    return sum(os.times()[:4])
+
+
+# -- all cases -------------------------------------------------------------------------------------
+
+
+def cases(
+    modes: Sequence[str], precisions: Sequence[str], planted: Sequence[Bug], full: bool
+) -> Iterator[Case]:
+    """Yield all cases. ``precisions``: none are those of a default run."""
+    for mode, precision in product(modes, precisions or DEFAULT):
+        for control in CONTROLS:
+            same = control.name == "sdpa"
+            few = mode == "modules" or same or precision == "fp32"
+            if (full or precisions or few) and (precision != "fp32" or not same):
+                yield Case(control.name, "", precision, mode)
+    for mode, precision in product(modes, precisions or ("fp32",)):
+        for (at, control), (number, bug) in product(enumerate(REWRITES), enumerate(planted)):
+            if full or mode == "modules" or number % len(REWRITES) == at:
+                yield Case(control.name, bug.name, precision, mode)
+
+
+@cache
+def stamp() -> str:
+    """Return a hash of all code that answers depend on."""
+    digest = hashlib.sha256(torch.__version__.encode())
+    files = [*(ROOT / "llmdebug_nb").rglob("*.py"), *Path(__file__).parent.glob("*.py")]
+    for file in sorted(files):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def known(path: Path) -> dict[Case, Mark]:
+    """Return the answers of a file that are still good. A line that was cut short is none."""
+    found = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if row.pop("stamp") == stamp():
+            case = Case(*row.pop("case"))
+            found[case] = Mark(case, **row)
+    return found
+
+
+def answered(todo: Sequence[Case], path: Path) -> list[Mark]:
+    """Return the marks of cases: those of a file, and the others, which are added to it."""
+    marks = known(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    left = [case for case in todo if case not in marks]
+    for number, case in enumerate(left, 1):
+        mark = marks[case] = ask(case)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(mark) | {"stamp": stamp()}) + "\n")
+        print(f"{number} of {len(left)}", file=sys.stderr, flush=True)
+    return [marks[case] for case in todo]
+
+
+# -- the tables ------------------------------------------------------------------------------------
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"|{'|'.join(map(str, line))}|" for line in lines)
+
+
+def controls(marks: Iterable[Mark]) -> str:
+    """Return a row for each right program, precision and mode."""
+    head = ["program", "precision", "recorded", "verdict", "findings", "CPU s", "first finding"]
+    return table(
+        head,
+        (
+            [
+                *(m.case.program, m.case.precision, m.case.mode, m.verdict, m.findings),
+                *(f"{m.seconds:.1f}", short(m)),
+            ]
+            for m in marks
+        ),
+    )
+
+
+def planted(marks: Iterable[Mark]) -> str:
+    """Return a row for each bug in each program."""
+    head = [
+        "bug",
+        "program",
+        "precision",
+        "recorded",
+        "grade",
+        "findings",
+        "CPU s",
+        "first finding",
+    ]
+    return table(
+        head,
+        (
+            [
+                *(m.case.bug, m.case.program, m.case.precision, m.case.mode, m.grade, m.findings),
+                *(f"{m.seconds:.1f}", "" if m.grade == "exact" else short(m)),
+            ]
+            for m in marks
+        ),
+    )
+
+
+def short(mark: Mark) -> str:
+    told = mark.failed or (mark.blamed[0] if mark.blamed else "")
+    return told.strip().splitlines()[-1].replace("|", "/")[:160] if told else ""
+
+
+def totals(marks: Sequence[Mark]) -> str:
+    """Return a row for each program and mode: how many bugs have which grade."""
+    head = ["program", "recorded", "bugs", *GRADES, "alone", "CPU s"]
+    rows = []
+    for by in (lambda m: (m.case.program, m.case.mode), lambda m: ("**all**", m.case.mode)):
+        for key in dict.fromkeys(map(by, marks)):
+            some = [m for m in marks if by(m) == key]
+            grades = [sum(m.grade == grade for m in some) for grade in GRADES]
+            alone = sum(m.findings == 1 for m in some)
+            seconds = sum(m.seconds for m in some) / len(some)
+            rows.append([*key, len(some), *grades, alone, f"{seconds:.1f}"])
+    return table(head, rows)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--modules", action="store_true", help="recorded by modules alone")
+    parser.add_argument("--functions", action="store_true", help="recorded with functions")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=["*"])
+    parser.add_argument("--dtype", type=lambda text: text.split(","), default=[])
+    parser.add_argument("--all", action="store_true", help="with functions, bugs in each program")
+    parser.add_argument("--unseen", action="store_true", help="the bugs that nobody looks at")
+    parser.add_argument("--json", type=Path, default=OUT / "marks.jsonl", help="the answers")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
+    if why := checkpoint.missing():
+        raise SystemExit(why)
+    modes = [mode for mode in MODES if getattr(given, mode)] or list(MODES)
+    some = bugs.BUGS
+    todo = [
+        case
+        for case in cases(modes, given.dtype, some, given.all)
+        if any(fnmatchcase(case.name, glob) for glob in given.only)
+    ]
+    marks = answered(todo, given.json)
+    right = [mark for mark in marks if not mark.case.bug]
+    wrong = [mark for mark in marks if mark.case.bug]
+    if right:
+        print(controls(right), end="\n\n")
+    if wrong:
+        print(planted(wrong), end="\n\n")
+        print(totals(wrong))
+
+
+if __name__ == "__main__":
+    main()
