@@ -179,7 +179,8 @@ def cases(
 def stamp() -> str:
     """Return a hash of all code that answers depend on."""
     digest = hashlib.sha256(torch.__version__.encode())
-    files = [*(ROOT / "llmdebug_nb").rglob("*.py"), *Path(__file__).parent.glob("*.py")]
+    package = Path(ld.__file__).parent
+    files = [*package.rglob("*.py"), *Path(__file__).parent.glob("*.py")]
     for file in sorted(files):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
