@@ -36,8 +36,8 @@ class Bug:
     """A mistake. ``plant`` puts it into a model.
 
     ``modules``: the innermost recorded modules that hold it. ``calls``: the calls inside them that
-    take a wrong setting, as paths with operators; the line is no answer then. ``source``: the code
-    that was planted. ``options``: more ones of `ld.dump`, for golden and mine.
+    take a wrong setting, or that are left out, as paths with operators. ``source``: the code that
+    was planted. ``options``: more ones of `ld.dump`, for golden and mine.
     """
 
     name: str
@@ -47,6 +47,11 @@ class Bug:
     calls: tuple[str, ...] = ()
     source: Any = None
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def file(self) -> str:
+        """Return the name of the file that holds the wrong code; "" if there is none."""
+        return Path(inspect.getfile(self.source)).name if self.source else ""
 
     @property
     def place(self) -> Place:
@@ -60,20 +65,20 @@ class Bug:
         return frozenset(first + at for at, line in enumerate(text) if line.rstrip().endswith(MARK))
 
 
-FILE = Path(__file__).name
-
-
 # -- how bugs are planted --------------------------------------------------------------------------
 
 
-def replaced(name: str, what: str, path: str, code: type) -> Bug:
-    """Return a bug in the code of a module: a class whose methods come before the module's own."""
+def replaced(name: str, what: str, path: str, code: type, *left_out: str) -> Bug:
+    """Return a bug in the code of a module: a class whose methods come before the module's own.
+
+    ``left_out``: golden's calls that it lacks, as paths with operators.
+    """
 
     def plant(model: Model) -> None:
         module = model.get_submodule(path)
         module.__class__ = type(code.__name__, (code, type(module)), {})
 
-    return Bug(name, what, plant, (path,), source=code)
+    return Bug(name, what, plant, (path,), left_out, source=code)
 
 
 def attention(name: str, what: str, layer: int, around: Attend) -> Bug:
@@ -243,7 +248,13 @@ BUGS = (
     ),
     replaced("swapped_gate", "gate and up change places", "model.layers.15.mlp", SwappedGate),
     replaced("gelu", "GELU in place of SiLU", "model.layers.11.mlp", GELU),
-    replaced("no_residual", "one layer lacks its second residual", "model.layers.22", NoResidual),
+    replaced(
+        "no_residual",
+        "one layer lacks its second residual",
+        "model.layers.22",
+        NoResidual,
+        "model.layers.22/*.add",
+    ),
     replaced(
         "unturned", "a layer does not rotate while decoding", "model.layers.15.self_attn", Unturned
     ),

@@ -42,14 +42,16 @@ from ports.score import GRADES, MODES, NEAR_TIE, NONDETERMINISTIC, RIGHT, Answer
 from zoo.entry import PRECISIONS
 
 import llmdebug_nb as ld
-from real import bugs, checkpoint
-from real.bugs import Bug
+from real import checkpoint
+from real.bugs import BUGS, Bug
 from real.programs import CONTROLS, REWRITES, STEPS, Control, Work, run
+from real.unseen import UNSEEN
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "out" / "real"
 DEFAULT = ("fp32", "bf16", "fp16")
 PROGRAMS = {control.name: control for control in CONTROLS}
+PLANTED = {bug.name: bug for bug in (*BUGS, *UNSEEN)}
 
 
 class Case(NamedTuple):
@@ -87,16 +89,22 @@ class Right(Answer):
     """The right answer: a line of a bug's code, or a call that takes its setting, or a module."""
 
     def is_exact(self, seen: Named, mode: str) -> bool:
-        if mode == "functions" and self.bug.golden:
-            return self.bug.leaves_out(*seen.golden) or any(map(self.bug.leaves_out, seen.paths))
+        if self.bug.leaves_out(*seen.golden) or any(map(self.bug.leaves_out, seen.paths)):
+            return True
+        if mode == "functions" and self.bug.golden and not self.lines:
+            return False
         return super().is_exact(seen, mode)
 
 
 # -- one case --------------------------------------------------------------------------------------
 
 
-def record(control: Control, model: Any, name: str, mode: str, **options: Any) -> ld.Run:
+def forget(name: str) -> None:
     shutil.rmtree(OUT / name, ignore_errors=True)
+
+
+def record(control: Control, model: Any, name: str, mode: str, **options: Any) -> ld.Run:
+    forget(name)
     given = {"mode": MODES[mode], **options, **control.options}
     with ld.dump(model, name=name, path=OUT, tokens=f"0-{STEPS - 1}", **given) as made:
         run(control, model)
@@ -113,7 +121,7 @@ def golden(work: Work, precision: str, mode: str, weights: bool) -> ld.Run:
 
 def ask(case: Case) -> Mark:
     """Record a case, compare it, and grade the first finding."""
-    control, bug = PROGRAMS[case.program], bugs.BY_NAME.get(case.bug)
+    control, bug = PROGRAMS[case.program], PLANTED.get(case.bug)
     options = bug.options if bug else {}
     base = golden(control.golden, case.precision, case.mode, bool(options))
     start = spent()
@@ -122,7 +130,13 @@ def ask(case: Case) -> Mark:
     if bug:
         bug.plant(model)
     mine = record(control, model, "mine", case.mode, **options)
-    mark = Mark(case, recording=spent() - start)
+    recording = spent() - start
+    return replace(compared(case, base, mine, bug), recording=recording)
+
+
+def compared(case: Case, base: ld.Run, mine: ld.Run, bug: Bug | None) -> Mark:
+    """Compare two runs, and grade the first finding."""
+    mark = Mark(case)
     start = spent()
     try:
         with warnings.catch_warnings():
@@ -147,7 +161,7 @@ def graded(mark: Mark, bug: Bug | None, report: ld.Report) -> Mark:
     if bug is None:
         right = report.verdict in RIGHT or (tied and report.verdict == NONDETERMINISTIC)
         return replace(mark, grade="alarm" if seen or not right else "right")
-    answer = Right(bug.place, bugs.FILE, bug.lines())
+    answer = Right(bug.place, bug.file, bug.lines())
     return replace(mark, grade=answer.grade(seen, mark.case.mode), answer=str(answer))
 
 
@@ -279,6 +293,17 @@ def totals(marks: Sequence[Mark]) -> str:
     return table(head, rows)
 
 
+def tell(marks: Sequence[Mark]) -> None:
+    """Print the tables."""
+    right = [mark for mark in marks if not mark.case.bug]
+    wrong = [mark for mark in marks if mark.case.bug]
+    if right:
+        print(controls(right), end="\n\n")
+    if wrong:
+        print(planted(wrong), end="\n\n")
+        print(totals(wrong))
+
+
 # -- the command -----------------------------------------------------------------------------------
 
 
@@ -301,20 +326,15 @@ def main() -> None:
     if why := checkpoint.missing():
         raise SystemExit(why)
     modes = [mode for mode in MODES if getattr(given, mode)] or list(MODES)
-    some = bugs.BUGS
     todo = [
         case
-        for case in cases(modes, given.dtype, some, given.all)
+        for case in cases(modes, given.dtype, UNSEEN if given.unseen else BUGS, given.all)
         if any(fnmatchcase(case.name, glob) for glob in given.only)
     ]
-    marks = answered(todo, given.json)
-    right = [mark for mark in marks if not mark.case.bug]
-    wrong = [mark for mark in marks if mark.case.bug]
-    if right:
-        print(controls(right), end="\n\n")
-    if wrong:
-        print(planted(wrong), end="\n\n")
-        print(totals(wrong))
+    if given.unseen:
+        print(totals(answered([case for case in todo if case.bug], given.json)))
+        return
+    tell(answered(todo, given.json))
 
 
 if __name__ == "__main__":
