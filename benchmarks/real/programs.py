@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from ports.entry import scratch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import StaticCache
@@ -171,6 +173,25 @@ def once(model: Model) -> object:
     return model(input_ids=checkpoint.prompt(), use_cache=False)
 
 
+def exported(model: Model) -> Any:
+    """Return a session of ONNX Runtime on the model's export, for the prompt alone."""
+    import onnxruntime as ort
+
+    given = {"input_ids": checkpoint.prompt(), "use_cache": False}
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    path = scratch() / "model.onnx"  # stays: recording reads it again
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's own
+        program = torch.onnx.export(model, (), kwargs=given, dynamo=True, verbose=False)
+    program.save(path, external_data=True)
+    return ort.InferenceSession(path, options)
+
+
+def fed(session: Any) -> object:
+    return session.run(None, {"input_ids": checkpoint.prompt().numpy()})
+
+
 def with_math(model: Model) -> object:
     with sdpa_kernel(SDPBackend.MATH):
         return generate(model)
@@ -187,14 +208,25 @@ def as_it_is(model: Model) -> None:
 class Control:
     """A right program. ``change``: of the model. ``work``: what is done with it.
 
-    ``golden``: what golden does. ``options``: more ones of `ld.dump`, for mine alone.
+    ``golden``: what golden does. ``compiled``: by `torch.compile`. ``session``: what makes a
+    session of ONNX Runtime of the model. The last two exist in float32 alone, and take minutes.
     """
 
     name: str
     change: Change = as_it_is
     work: Work = generate
     golden: Work = generate
-    options: dict[str, Any] = field(default_factory=dict)
+    compiled: bool = False
+    session: Callable[[Model], Any] | None = None
+
+    @property
+    def slow(self) -> bool:
+        return self.compiled or self.session is not None
+
+    def made(self, model: Model) -> Any:
+        """Return what is recorded: a model, changed, or a session."""
+        self.change(model)
+        return self.session(model) if self.session else model
 
 
 LONE = range(ONE, ONE + 1)
@@ -216,6 +248,8 @@ CONTROLS = (
     Control("static_cache", work=with_static_cache),
     Control("sliding_cache", work=with_sliding_cache),
     Control("no_cache", work=without_cache),
+    Control("compiled", work=once, golden=once, compiled=True),
+    Control("onnx", work=fed, golden=once, session=exported),
 )
 
 

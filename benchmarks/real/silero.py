@@ -11,18 +11,20 @@ piece by piece. Grades are those of ``score.py``.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-import score  # first: it says where the other modules are
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import llmdebug_nb as ld
-from real import checkpoint
+from real import checkpoint, score
 from real.bugs import Bug, replaced, weight
 from real.checkpoint import Model
 
@@ -277,6 +279,7 @@ def main() -> None:
         parser.add_argument(f"--{mode}", action="store_true")
     parser.add_argument("--only", type=lambda text: text.split(","), default=["*"])
     given = parser.parse_args()
+    torch.set_num_threads(1)
     if why := checkpoint.missing(PACKAGE):
         raise SystemExit(why)
     modes = [mode for mode in score.MODES if getattr(given, mode)] or list(score.MODES)
