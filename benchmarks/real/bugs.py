@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,11 @@ def replaced(name: str, what: str, path: str, code: type, *left_out: str) -> Bug
         module.__class__ = type(code.__name__, (code, type(module)), {})
 
     return Bug(name, what, plant, (path,), left_out, source=code)
+
+
+def taken_by(bug: Bug, *paths: str) -> Bug:
+    """Return a bug whose wrong value is what other modules take: to name their input is right."""
+    return replace(bug, modules=(*bug.modules, *paths))
 
 
 def attention(name: str, what: str, layer: int, around: Attend) -> Bug:
@@ -258,7 +263,10 @@ BUGS = (
     replaced(
         "unturned", "a layer does not rotate while decoding", "model.layers.15.self_attn", Unturned
     ),
-    replaced("restarting", "positions begin again with each step", "model", Restarting),
+    taken_by(
+        replaced("restarting", "positions begin again with each step", "model", Restarting),
+        "model.rotary_emb",
+    ),
     replaced("larger_logits", "logits are 1 % too large", "lm_head", LargerLogits),
     attention("one_position_on", "queries are rotated one position on", 15, one_position_on),
     attention("one_token_ahead", "the mask shows the next token", 18, one_token_ahead),
