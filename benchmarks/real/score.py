@@ -5,9 +5,9 @@
 
 Golden is the model with PyTorch's attention; mine another right program, or such a program with one
 bug. Both are recorded and compared by `ld.compare` with its defaults. A case is ``program`` or
-``program+bug``; ``--only`` takes names and globs. Both are recorded by modules and with functions
-unless an option says which. With functions a bug is put into one program, each bug into another
-one, as a case takes a minute; ``--all`` puts it into all.
+``program+bug``; ``--only`` takes names and globs. It is asked by modules and with functions unless
+an option says which. With functions a case takes a minute: a bug is put into one program, the next
+bug into another one; ``--all`` puts each into all.
 
 A right program is judged right if the verdict is match, within_noise or expected, and nothing is
 found. Grades of bugs are those of ``ports/score.py``: exact, module, late, wrong.
@@ -111,20 +111,21 @@ def record(control: Control, model: Any, name: str, mode: str, **options: Any) -
 
 
 @cache
-def golden(work: Work, precision: str, mode: str, weights: bool) -> ld.Run:
+def golden(work: Work, dtype: torch.dtype, mode: str, weights: bool) -> ld.Run:
     """Return the run of the model as it is, recorded once."""
-    model = checkpoint.fresh(PRECISIONS[precision][0])
-    name = "-".join(("golden", work.__name__, str(model.dtype)[6:], mode, "weights" * weights))
-    return record(Control("golden", work=work), model, name, mode, weights=weights)
+    kept = "-weights" if weights else ""
+    name = f"golden-{work.__name__}-{str(dtype).removeprefix('torch.')}-{mode}{kept}"
+    control = Control("golden", work=work)
+    return record(control, checkpoint.fresh(dtype), name, mode, weights=weights)
 
 
 def recorded(case: Case) -> tuple[ld.Run, ld.Run]:
     """Return the runs of golden and of mine."""
     control, bug = PROGRAMS[case.program], PLANTED.get(case.bug)
     options = bug.options if bug else {}
-    base = golden(control.golden, case.precision, case.mode, bool(options))
-    model = checkpoint.fresh(PRECISIONS[case.precision][1])
-    program = control.made(model)
+    dtypes = PRECISIONS[case.precision]
+    base = golden(control.golden, dtypes[0], case.mode, bool(options))
+    program = control.made(checkpoint.fresh(dtypes[1]))
     if bug:
         bug.plant(program)
     name = f"mine-{case.precision}-{case.mode}"
@@ -244,43 +245,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(f"|{'|'.join(map(str, line))}|" for line in lines)
 
 
-def controls(marks: Iterable[Mark]) -> str:
-    """Return a row for each right program, precision and mode."""
-    head = ["program", "precision", "recorded", "verdict", "findings", "CPU s", "first finding"]
-    return table(
-        head,
-        (
-            [
-                *(m.case.program, m.case.precision, m.case.mode, m.verdict, m.findings),
-                *(f"{m.seconds:.1f}", short(m)),
-            ]
-            for m in marks
-        ),
-    )
-
-
-def planted(marks: Iterable[Mark]) -> str:
-    """Return a row for each bug in each program."""
-    head = [
-        "bug",
-        "program",
-        "precision",
-        "recorded",
-        "grade",
-        "findings",
-        "CPU s",
-        "first finding",
-    ]
-    return table(
-        head,
-        (
-            [
-                *(m.case.bug, m.case.program, m.case.precision, m.case.mode, m.grade, m.findings),
-                *(f"{m.seconds:.1f}", "" if m.grade == "exact" else short(m)),
-            ]
-            for m in marks
-        ),
-    )
+def listed(marks: Iterable[Mark]) -> str:
+    """Return a row for each case. The first finding is told where it is not the right one."""
+    head = ["case", "precision", "recorded", "verdict", "grade", "findings", "CPU s", "told first"]
+    rows = []
+    for m in marks:
+        told = "" if m.grade == "exact" else short(m)
+        row = [m.case.name, m.case.precision, m.case.mode, m.verdict, m.grade, m.findings]
+        rows.append([*row, f"{m.seconds:.1f}", told])
+    return table(head, rows)
 
 
 def short(mark: Mark) -> str:
@@ -307,13 +280,20 @@ def tell(marks: Sequence[Mark]) -> None:
     right = [mark for mark in marks if not mark.case.bug]
     wrong = [mark for mark in marks if mark.case.bug]
     if right:
-        print(controls(right), end="\n\n")
+        print(listed(right), end="\n\n")
     if wrong:
-        print(planted(wrong), end="\n\n")
+        print(listed(wrong), end="\n\n")
         print(totals(wrong))
 
 
 # -- the command -----------------------------------------------------------------------------------
+
+
+def precisions(text: str) -> list[str]:
+    chosen = text.split(",")
+    if unknown := set(chosen) - set(PRECISIONS):
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is none of {[*PRECISIONS]}")
+    return chosen
 
 
 def arguments() -> argparse.Namespace:
@@ -323,7 +303,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--modules", action="store_true", help="recorded by modules alone")
     parser.add_argument("--functions", action="store_true", help="recorded with functions")
     parser.add_argument("--only", type=lambda text: text.split(","), default=["*"])
-    parser.add_argument("--dtype", type=lambda text: text.split(","), default=[])
+    parser.add_argument("--dtype", type=precisions, default=[], help="several with commas")
     parser.add_argument("--all", action="store_true", help="with functions, bugs in each program")
     parser.add_argument("--unseen", action="store_true", help="the bugs that nobody looks at")
     parser.add_argument("--json", type=Path, default=OUT / "marks.jsonl", help="the answers")
@@ -341,6 +321,8 @@ def main() -> None:
         for case in cases(modes, given.dtype, UNSEEN if given.unseen else BUGS, given.all)
         if any(fnmatchcase(case.name, glob) for glob in given.only)
     ]
+    if not todo:
+        raise SystemExit("no case has such a name")
     if given.unseen:
         print(totals(answered([case for case in todo if case.bug], given.json)))
         return
