@@ -37,7 +37,8 @@ class Bug:
 
     ``modules``: the innermost recorded modules that hold it. ``calls``: the calls inside them that
     take a wrong setting, or that are left out, as paths with operators. ``source``: the code that
-    was planted. ``options``: more ones of `ld.dump`, for golden and mine.
+    was planted. ``options``: more ones of `ld.dump`, for golden and mine. ``wide``: it is none in a
+    model of 16 bits.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Bug:
     calls: tuple[str, ...] = ()
     source: Any = None
     options: dict[str, Any] = field(default_factory=dict)
+    wide: bool = False
 
     @property
     def file(self) -> str:
@@ -271,6 +273,6 @@ BUGS = (
     attention("one_position_on", "queries are rotated one position on", 15, one_position_on),
     attention("one_token_ahead", "the mask shows the next token", 18, one_token_ahead),
     attention("other_head", "a group of queries reads the next group's head", 8, other_head),
-    attention("narrow", "one layer's attention is in bfloat16", 15, narrow),
+    replace(attention("narrow", "one layer's attention is in bfloat16", 15, narrow), wide=True),
 )
 BY_NAME = {bug.name: bug for bug in BUGS}

@@ -6,6 +6,8 @@ it has not seen. Only their totals are told.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch.nn import functional as F
 
@@ -51,7 +53,10 @@ def in_eight_bits(weight):
 UNSEEN = (
     setting("one_frequency", "one frequency is 10 % off", "model.rotary_emb", one_frequency),
     replaced("weaker", "an output is 2 % too small", "model.layers.19.self_attn.o_proj", Weaker),
-    replaced("narrow_norm", "a norm in bfloat16", "model.layers.7.input_layernorm", Narrow),
+    replace(
+        replaced("narrow_norm", "a norm in bfloat16", "model.layers.7.input_layernorm", Narrow),
+        wide=True,
+    ),
     replaced(
         "centred", "a norm takes the mean away", "model.layers.13.post_attention_layernorm", Centred
     ),
