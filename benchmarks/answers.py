@@ -10,9 +10,10 @@ the rows' verdicts, and the first three findings. The cases are
 * programs: small programs in ``../shared/cases``, which not every checkout has beside it;
 * zoo: every entry, the controls too, with one seed;
 * ports: each port, right and with each bug, by modules and by functions, in fp32; in bf16 the right
-  ports and every third bug, as these take half of the time.
+  ports and every third bug, as these take half of the time;
+* real: right programs of a trained model, and bugs in them, see ``real/score.py``.
 
-What can't run here is said. All of it is some 90 minutes of one processor, of which the ports by
+What can't run here is said. All of it is some two hours of one processor, of which the ports by
 functions take most; ``--sample 8`` takes a quarter of an hour. ``about`` in ``answers.json`` says
 how many cases are frozen: all engines and programs and each eighth case of the others at least.
 
@@ -57,6 +58,8 @@ import transformers
 from answering import Answer, answer, collected, failed
 from ports import score as ports
 from ports.sets import PORTS
+from real import checkpoint
+from real import score as real
 from zoo import score as zoo
 from zoo.entry import Case
 from zoo.sets import SETS as ZOO
@@ -171,6 +174,32 @@ def zoo_grade(mark: zoo.Mark) -> str:
     return "late" if mark.top3 else "wrong"
 
 
+def real_tasks(folder: Path) -> Iterator[Task]:
+    """Yield what `real.score` asks by default, as a case of a precision and a mode each."""
+    cases = () if checkpoint.missing() else real.cases(tuple(real.MODES), (), real.BUGS, False)
+    named: dict[str, list[str]] = {}
+    for case in cases:
+        named.setdefault(f"real/{case.mode}/{case.precision}", []).append(case.name)
+    for name, some in named.items():
+        yield Task(name, tuple(some))
+
+
+def real_asked(task: Task) -> Iterator[Asked]:
+    """Record golden once, and each of its programs; see `real.score`."""
+    _, mode, precision = task.name.split("/")
+    for name in task.cases:
+        program, _, bug = name.partition("+")
+        case = real.Case(program, bug, precision, mode)
+        recorded = cache(partial(real.recorded, case))
+
+        def marked(case: real.Case = case, recorded: Any = recorded) -> Answer:
+            with collected() as answers:
+                mark = real.compared(case, *recorded(), real.PLANTED.get(case.bug))
+            return answers[0] | {"grade": mark.grade}
+
+        yield name, marked
+
+
 def engines_tasks(folder: Path) -> Iterator[Task]:
     from engines.dumps import PAIRS
 
@@ -265,6 +294,7 @@ KINDS = {
     "programs": Kind(programs_tasks, programs_asked, ()),
     "zoo": Kind(zoo_tasks, zoo_asked, ("zoo/*.py",)),
     "ports": Kind(ports_tasks, ports_asked, ("ports/*.py", "ports/code/**/*", "zoo/*.py")),
+    "real": Kind(real_tasks, real_asked, ("real/*.py", "ports/score.py")),
 }
 
 
@@ -273,6 +303,8 @@ def left_out(programs: Path) -> list[str]:
     said = [f"ports/{name}: {why}" for name, port in PORTS.items() if (why := port.missing())]
     if not programs.is_dir():
         said.append("programs: there is no folder of them; --cases names one")
+    if why := checkpoint.missing():
+        said.append(f"real: {why}")
     return [f"engines: {ENGINES}; their recorded dumps stand in", *said]
 
 
@@ -453,7 +485,7 @@ def summary(frozen: Answers, now: Answers, rules: bool = False) -> str:
     for kind, count in Counter(each.kind for each in found).most_common():
         cases = len({each.case for each in found if each.kind == kind})
         lines.append(f"  {kind}: {count} in {cases} cases")
-    for kind in ("zoo", "ports"):
+    for kind in ("zoo", "ports", "real"):
         of = [case for case in both if case.startswith(kind)]
         for what, tell in (("grades", grade), ("causes", first_cause)):
             was, now_is = ([tell(each[case]) for case in of] for each in (frozen, now))
