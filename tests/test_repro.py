@@ -39,8 +39,8 @@ def _words(text: str) -> frozenset[str]:
 # kinds of syntax that the templates have; anything else is code that a dump brought
 _ALLOWED = _words(
     """Module Import alias Assign Tuple Name Load Store Attribute Call keyword Constant FunctionDef
-    arguments arg Return Expr BinOp BoolOp Or Gt Sub Div IfExp JoinedStr FormattedValue If Compare Eq
-    For With withitem Is IsNot Subscript List Dict Lambda UnaryOp USub Raise Starred"""
+    arguments arg Return Expr BinOp BoolOp Or Sub Div IfExp JoinedStr FormattedValue If Compare
+    Eq For With withitem Is IsNot Subscript List Dict Lambda UnaryOp USub Raise Starred"""
 )
 _CALLED = _words(
     """print ld.open_run run.tensor golden.tensor mine.tensor dict wide recorded_input float
