@@ -1,0 +1,122 @@
+"""What was not compared is said: calls, tokens and rows without a partner never agree silently."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import llmdebug_nb as ld
+from llmdebug_nb.app.runs import describe_run
+from llmdebug_nb.comparison.differences import Coverage, Reach
+from llmdebug_nb.show.run_view import RunView
+from llmdebug_nb.show.text import run_text
+from models import llama
+
+TEXT = torch.randint(3, 96, (1, 12), generator=torch.Generator().manual_seed(1))
+OTHER = torch.randint(3, 96, (1, 12), generator=torch.Generator().manual_seed(2))
+
+
+def recorded(name, model, *calls, **options):
+    """Record calls of a model; each is its token ids, or its keyword arguments."""
+    with torch.no_grad(), ld.dump(model, name=name, **options) as run:
+        for call in calls:
+            model(**call) if isinstance(call, dict) else model(call)
+    return run
+
+
+def first_line(report):
+    return str(report).splitlines()[0]
+
+
+# -- calls that were not recorded ------------------------------------------------------------------
+
+
+def generated(name, model, **options):
+    with ld.dump(model, name=name, **options) as run:
+        model.generate(TEXT, max_new_tokens=8, do_sample=False)
+    return run
+
+
+def test_a_dump_says_how_many_calls_it_left_out_and_what_records_more():
+    run = generated("some", llama())
+    assert run.calls() == (4, 8)
+    says = "4 of 8 calls recorded: tokens 0-3; record more with tokens=…"
+    for text in (repr(run), describe_run(run), run_text(RunView(run))):
+        assert says in text
+    every = generated("every", llama(), tokens="all")
+    assert every.calls() == (8, 8)
+    assert "calls recorded" not in repr(every) + describe_run(every)
+
+
+def test_a_dump_of_every_second_step_says_how_many_calls_it_has_and_blames_no_tokens():
+    model = llama()
+    with ld.dump(model, name="every_other", tokens="all", every=2) as run:
+        for _ in range(4):
+            model(TEXT, use_cache=False)
+    assert run.calls_text() == "2 of 4 calls recorded"
+
+
+def test_a_bug_in_a_call_that_was_not_recorded_is_no_plain_match():
+    golden, mine = llama(), llama()
+    calls = []
+    mine.lm_head.register_forward_hook(
+        lambda module, args, output: calls.append(1) or (output * 2 if len(calls) > 6 else None)
+    )
+    report = ld.compare(generated("golden", golden), generated("mine", mine))
+    assert report.verdict == "match"
+    assert first_line(report) == "golden against mine: match, but on only 4 of the 8 calls of both"
+    assert "Recorded: 4 of the 8 calls of both; tokens= records more." in str(report)
+    assert "4 of the 8 calls" in report.summary()
+    whole = ld.compare(
+        generated("golden", golden, tokens="all"), generated("mine", mine, tokens="all")
+    )
+    assert whole.verdict == "diverged"
+    assert "calls" not in str(whole.coverage)
+
+
+# -- tokens without a partner ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("golden", "mine", "says"),
+    [
+        (TEXT, TEXT[:, :9], "9 of golden's 12 tokens"),
+        (TEXT[:, :9], TEXT, "9 of mine's 12 tokens"),
+        (TEXT, torch.cat([OTHER, TEXT]), "12 of mine's 24 tokens"),
+    ],
+)
+def test_a_cut_prompt_or_further_requests_are_no_plain_match(golden, mine, says):
+    model = llama()
+    report = ld.compare(recorded("golden", model, golden), recorded("mine", model, mine))
+    assert report.verdict in ("match", "within_noise")
+    assert report.caution == f"but on only {says}"
+    assert f"{says} were compared." in str(report.coverage)
+
+
+def test_padding_is_no_token_that_lacks_a_partner():
+    model = llama()
+    ids, mask = torch.cat([TEXT, OTHER]), torch.ones(2, 12, dtype=torch.int64)
+    ids[1, :4] = mask[1, :4] = 0
+    both = {"input_ids": ids, "attention_mask": mask}
+    golden, mine = recorded("golden", model, both), recorded("mine", model, TEXT, OTHER[:, 4:])
+    report = ld.compare(golden, recorded("again", model, both))
+    assert (report.coverage.golden, report.caution) == (Reach((1, 1), (20, 20)), "")
+    assert ld.compare(golden, mine).coverage.golden.tokens[1] == 20
+
+
+def test_token_ids_of_other_shapes_that_share_nothing_have_no_partner():
+    model = llama()
+    golden, mine = recorded("golden", model, TEXT), recorded("mine", model, OTHER[:, :7])
+    assert ld.compare(golden, mine).coverage.golden.tokens == (0, 12)
+
+
+def test_coverage_says_what_each_side_has_alone():
+    coverage = Coverage(1, 1, 10, 10, 0, Reach((4, 8), (3, 9)), Reach((6, 6), (3, 5)))
+    assert str(coverage) == (
+        "100 % of golden's 10 values and 1 of 1 result agree. 3 of golden's 9 tokens and 3 of "
+        "mine's 5 tokens were compared. Recorded: 4 of golden's 8 calls; tokens= records more."
+    )
+    assert coverage.caution == (
+        "but on only 3 of golden's 9 tokens and 3 of mine's 5 tokens and 4 of golden's 8 calls"
+    )
+    assert Coverage(1, 1, 10, 10).caution == ""
