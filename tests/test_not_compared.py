@@ -120,3 +120,54 @@ def test_coverage_says_what_each_side_has_alone():
         "but on only 3 of golden's 9 tokens and 3 of mine's 5 tokens and 4 of golden's 8 calls"
     )
     assert Coverage(1, 1, 10, 10).caution == ""
+
+
+# -- a text in one call, and in several ------------------------------------------------------------
+
+
+def decoded(name, model, first=0, **options):
+    """Record a prompt and then token by token, with a cache. ``first``: position of the second."""
+    with torch.no_grad(), ld.dump(model, name=name, tokens="all", **options) as run:
+        out = model(TEXT[:, :6])
+        for at in range(6, 12):
+            places = torch.tensor([[at - 6 + first]])
+            out = model(
+                TEXT[:, at : at + 1], past_key_values=out.past_key_values, position_ids=places
+            )
+    return run
+
+
+def test_decode_rows_are_compared_with_the_rows_of_one_pass_over_the_text():
+    model = llama()
+    whole = recorded("whole", model, TEXT)
+    report = ld.compare(whole, decoded("right", model, first=6))
+    assert (report.verdict, report.caution) == ("within_noise", "")
+    assert "compared by text and position: 1 of mine's 1 texts, 12 positions" in str(report)
+    wrong = ld.compare(whole, decoded("wrong", model, first=0))
+    assert wrong.verdict == "diverged"
+    assert "position" in wrong.findings[0].cause
+    assert ld.compare(decoded("wrong", model), whole).verdict == "diverged"  # either way round
+
+
+def test_what_a_comparison_by_tokens_leaves_out_is_said():
+    model = llama()
+    out = generated("some", model, tokens="0-3")
+    with torch.no_grad():
+        text = model.generate(TEXT, max_new_tokens=8, do_sample=False)[:, :-1]
+    report = ld.compare(recorded("whole", model, text), out)
+    assert report.verdict == "within_noise"
+    assert report.caution == "but on only 15 of golden's 19 tokens and 4 of mine's 8 calls"
+
+
+def test_statistics_alone_are_compared_step_by_step_and_the_rest_is_said():
+    model = llama()
+    whole = recorded("whole", model, TEXT, stats_only=True)
+    report = ld.compare(whole, decoded("steps", model, first=6, stats_only=True))
+    assert report.verdict == "incomparable" or "tokens" in report.caution
+
+
+def test_runs_of_the_same_steps_are_compared_step_by_step():
+    model = llama()
+    report = ld.compare(decoded("a", model, first=6), decoded("b", model, first=6))
+    assert (report.verdict, report.caution) == ("match", "")
+    assert "by text and position" not in str(report)
