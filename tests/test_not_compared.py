@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import llmdebug_nb as ld
 from llmdebug_nb.app.runs import describe_run
 from llmdebug_nb.comparison.differences import Coverage, Reach
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.show.text import run_text
 from models import llama
@@ -171,3 +173,62 @@ def test_runs_of_the_same_steps_are_compared_step_by_step():
     report = ld.compare(decoded("a", model, first=6), decoded("b", model, first=6))
     assert (report.verdict, report.caution) == ("match", "")
     assert "by text and position" not in str(report)
+
+
+# -- equal in effect -------------------------------------------------------------------------------
+
+
+class Angles(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("rates", 1.0 / 10000.0 ** (torch.arange(0, 16, 2).float() / 16))
+
+    def forward(self, x, places):
+        angles = places[:, None].float() * self.rates
+        return torch.cat((angles, angles), -1).cos().to(x.dtype)
+
+
+class OwnAngles(Angles):
+    def forward(self, x, places):
+        angles = torch.outer(places.float(), self.rates.float())
+        return torch.cat((angles, angles), -1).cos().to(x.dtype)
+
+
+class Turned(nn.Module):
+    """Weights of bfloat16; its angles are computed in float32, whatever the dtype."""
+
+    def __init__(self, angles):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(96, 16), nn.Linear(16, 96, bias=False)
+        self.bfloat16()
+        self.angles = angles
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        return self.head(x * self.angles(x, torch.arange(ids.shape[1])))
+
+
+def turned(name, angles, tokens=300):
+    ids = torch.randint(3, 96, (1, tokens), generator=torch.Generator().manual_seed(1))
+    return recorded(name, Turned(angles), ids, mode="module+api")
+
+
+def test_an_error_that_a_coarser_dtype_only_hides_is_not_equal_in_effect():
+    rounded = OwnAngles()
+    rounded.rates = rounded.rates.bfloat16()
+    golden = turned("golden", Angles())
+    report = ld.compare(golden, turned("mine", rounded))
+    assert report.verdict == "diverged"
+    assert report.findings[0].path == "angles/Tensor.mul"
+    far = [d for d in report.differences if (d.error or 0.0) > 100 * (d.limit or 1.0)]
+    assert far
+    assert not any(d.rule is Rule.REJOINED for d in far)
+    assert ld.compare(golden, turned("right", OwnAngles())).verdict in ("match", "within_noise")
+
+
+def test_an_error_that_rounding_takes_away_is_equal_in_effect():
+    near = OwnAngles()
+    near.rates = near.rates * (1 + 1e-6)
+    report = ld.compare(turned("golden", Angles()), turned("mine", near))
+    assert report.verdict in ("match", "within_noise")
