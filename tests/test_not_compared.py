@@ -12,7 +12,7 @@ from llmdebug_nb.comparison.differences import Coverage, Reach
 from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.show.text import run_text
-from models import llama
+from models import gpt2, llama
 
 TEXT = torch.randint(3, 96, (1, 12), generator=torch.Generator().manual_seed(1))
 OTHER = torch.randint(3, 96, (1, 12), generator=torch.Generator().manual_seed(2))
@@ -173,6 +173,34 @@ def test_runs_of_the_same_steps_are_compared_step_by_step():
     report = ld.compare(decoded("a", model, first=6), decoded("b", model, first=6))
     assert (report.verdict, report.caution) == ("match", "")
     assert "by text and position" not in str(report)
+
+
+# -- one row for all rows of a batch ---------------------------------------------------------------
+
+
+def test_one_row_of_positions_for_a_padded_batch_is_a_difference_in_positions():
+    model = gpt2()
+    ids, mask = torch.cat([TEXT, OTHER, TEXT]), torch.ones(3, 12, dtype=torch.int64)
+    mask[1, :3] = mask[2, :5] = 0
+    places = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)
+    given = {"input_ids": ids, "attention_mask": mask}
+    golden = recorded("golden", model, given | {"position_ids": places}, mode="module+api")
+    report = ld.compare(golden, recorded("mine", model, given, mode="module+api"))
+    rows = [d for d in report.differences if "one row of mine for all 3" in str(d.pair.fit)]
+    assert rows
+    assert not any("0 of 3" in str(d.pair.fit) for d in report.differences)
+    assert report.first_divergence.site.path == "transformer.wpe"
+    assert report.first_divergence.site.role == "input"
+
+
+def test_one_row_that_is_right_for_all_rows_agrees():
+    model = gpt2()
+    ids = torch.cat([TEXT, OTHER, TEXT])
+    places = torch.arange(12).expand(3, 12).contiguous()
+    golden = recorded("golden", model, {"input_ids": ids, "position_ids": places})
+    report = ld.compare(golden, recorded("mine", model, ids))
+    assert report.verdict in ("match", "within_noise")
+    assert report.coverage.share == 1.0
 
 
 # -- equal in effect -------------------------------------------------------------------------------

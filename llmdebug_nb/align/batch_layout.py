@@ -348,6 +348,15 @@ class BatchMaps:
             self._maps[key] = self._find(key)
         return self._maps[key]
 
+    def rows(self, generation: int, step: int) -> int:
+        """Return how many rows the batches of both runs have, if they are alike, else 0."""
+        if self.of(generation, step) is not None:
+            return 0
+        inputs = (side.get((generation, step), []) for side in self._inputs)
+        shapes = {None if ids is None else ids.summary.shape for ids in map(token_ids, inputs)}
+        shape = shapes.pop()
+        return 0 if shapes or shape is None or len(shape) < 2 else shape[0]
+
     def are_unknown(self, generation: int, step: int) -> bool:
         """Tell whether batches have other shapes, and no values tell which rows are whose."""
         inputs = (side.get((generation, step), []) for side in self._inputs)
