@@ -203,6 +203,24 @@ def test_one_row_that_is_right_for_all_rows_agrees():
     assert report.coverage.share == 1.0
 
 
+# -- other prompts ---------------------------------------------------------------------------------
+
+
+def test_of_other_prompts_the_first_token_that_differs_is_named():
+    model = llama()
+    ids = TEXT.clone()
+    ids[0, 7], ids[0, 9] = 5, 6
+    report = ld.compare(recorded("golden", model, TEXT), recorded("mine", model, ids))
+    evidence = report.findings[0].evidence
+    assert f"token 7 of 12: {TEXT[0, 7]} in golden, 5 in mine; 2 tokens differ" in evidence
+    longer = ld.compare(
+        recorded("golden", model, TEXT), recorded("mine", model, torch.cat([OTHER, OTHER], 1))
+    )
+    says = longer.findings[0].evidence
+    assert f"token 0 of 12: {TEXT[0, 0]} in golden, {OTHER[0, 0]} in mine" in says
+    assert "(golden has 1 × 12 tokens, mine 1 × 24)" in says
+
+
 # -- equal in effect -------------------------------------------------------------------------------
 
 
