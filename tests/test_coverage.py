@@ -12,7 +12,7 @@ from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.align.reasons import Reason
 from llmdebug_nb.cli import main
 from llmdebug_nb.comparison.coverage import coverage, why_incomparable
-from llmdebug_nb.comparison.differences import Coverage, Difference
+from llmdebug_nb.comparison.differences import Coverage, Difference, Reach
 from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core.records import Record, Site, Summary
 from models import gpt2, llama, prompt
@@ -194,7 +194,8 @@ def test_a_pass_on_little_of_golden_says_so_in_its_first_line(tmp_path):
     # what both selected is all that can be covered
     same = ld.compare(_recorded("c", llama(), layers="model.embed_tokens"), "b")
     assert str(same).splitlines()[0] == "c against b: match"
-    assert same.coverage == Coverage(1, 1, 2, 2)
+    all_of_it = Reach((1, 1), (7, 7))
+    assert same.coverage == Coverage(1, 1, 2, 2, 0, all_of_it, all_of_it)
 
 
 def test_the_exit_status_of_incomparable_runs_is_2(capsys):

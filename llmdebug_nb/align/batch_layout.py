@@ -334,14 +334,11 @@ class BatchMaps:
         self, sides: tuple[list[Record], list[Record]], load: tuple[Load, Load] | None
     ) -> None:
         self._load = load
-        # integer inputs [batch, tokens] or [tokens], by generation and step
+        # by generation and step
         self._inputs: list[dict[tuple[int, int], list[Record]]] = [{}, {}]
         for inputs, records in zip(self._inputs, sides, strict=True):
-            for r in records:
-                s = r.site
-                given = s.role == "input" and s.phase == "forward"
-                if given and len(r.summary.shape) in (1, 2) and r.summary.dtype in _TOKEN_DTYPES:
-                    inputs.setdefault((s.generation, s.step), []).append(r)
+            for r in filter(may_be_tokens, records):
+                inputs.setdefault((r.site.generation, r.site.step), []).append(r)
         self._maps: dict[tuple[int, int], BatchMap | None] = {}
 
     def of(self, generation: int, step: int) -> BatchMap | None:
@@ -351,11 +348,20 @@ class BatchMaps:
             self._maps[key] = self._find(key)
         return self._maps[key]
 
+    def rows(self, generation: int, step: int) -> int:
+        """Return how many rows the batches of both runs have, if they are alike, else 0."""
+        if self.of(generation, step) is not None:
+            return 0
+        inputs = (side.get((generation, step), []) for side in self._inputs)
+        shapes = {None if ids is None else ids.summary.shape for ids in map(token_ids, inputs)}
+        shape = shapes.pop()
+        return 0 if shapes or shape is None or len(shape) < 2 else shape[0]
+
     def are_unknown(self, generation: int, step: int) -> bool:
         """Tell whether batches have other shapes, and no values tell which rows are whose."""
         inputs = (side.get((generation, step), []) for side in self._inputs)
         modules = ([r for r in records if not is_operator(r.site.path)] for records in inputs)
-        golden, mine = map(_token_ids, modules)
+        golden, mine = map(token_ids, modules)
         if golden is None or mine is None or golden.summary.numel == mine.summary.numel:
             return False
         return golden.payload is None or mine.payload is None
@@ -364,12 +370,12 @@ class BatchMaps:
         inputs = [side.get(key, []) for side in self._inputs]
         if self._load is None or not all(inputs):
             return None
-        ids = [self._read(_token_ids(records), side) for side, records in enumerate(inputs)]
+        ids = [self._read(token_ids(records), side) for side, records in enumerate(inputs)]
         golden, mine = ids
         if golden is None or mine is None:
             return None
         masks = [
-            self._read(_mask(records, like.shape), side)
+            self._read(mask_of(records, like.shape), side)
             for side, (records, like) in enumerate(zip(inputs, (golden, mine), strict=True))
         ]
         first = self.of(key[0], 0) if key[1] else None
@@ -387,12 +393,20 @@ class BatchMaps:
             return None
 
 
-def _token_ids(records: list[Record]) -> Record | None:
+def may_be_tokens(record: Record) -> bool:
+    """Tell whether a record is an integer input ``[batch, tokens]`` or ``[tokens]``."""
+    site, summary = record.site, record.summary
+    given = site.role == "input" and site.phase == "forward"
+    return given and len(summary.shape) in (1, 2) and summary.dtype in _TOKEN_DTYPES
+
+
+def token_ids(inputs: Iterable[Record]) -> Record | None:
     """Return the first integer input that is neither positions nor a mask."""
     names = ("position", "mask")
-    return next((r for r in records if not any(n in r.site.slot for n in names)), None)
+    return next((r for r in inputs if not any(n in r.site.slot for n in names)), None)
 
 
-def _mask(records: list[Record], shape: Shape) -> Record | None:
-    masks = (r for r in records if "attention_mask" in r.site.slot)
+def mask_of(inputs: Iterable[Record], shape: Shape) -> Record | None:
+    """Return the mask of token ids of this shape."""
+    masks = (r for r in inputs if "attention_mask" in r.site.slot)
     return next((r for r in masks if r.summary.shape[-2:] in (shape, shape[1:])), None)

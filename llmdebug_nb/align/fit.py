@@ -102,7 +102,7 @@ class Fit:
             for axis in range(len(shape)):
                 line = found.reshape(tuple(shape)).movedim(axis, 0).reshape(shape[axis], -1)
                 steps = line[1:] - line[:-1]
-                if bool(((steps <= 0) & (line[1:] >= 0) & (line[:-1] >= 0)).any()):
+                if bool(((steps < 0) & (line[1:] >= 0) & (line[:-1] >= 0)).any()):
                     return False
         return True
 
@@ -167,6 +167,22 @@ def viewed(shape: tuple[int, ...]) -> Move:
 
 def _viewed(shape: tuple[int, ...], x: torch.Tensor) -> torch.Tensor:
     return x.reshape(shape)
+
+
+def broadcast(golden: Sequence[int], mine: Sequence[int], rows: int) -> Fit | None:
+    """Return the fit of two tensors of which one has one row for all rows of the batch, or None."""
+    turned = math.prod(golden) < math.prod(mine)
+    few, many = (golden, mine) if turned else (mine, golden)
+    one = few[1:] if len(few) == len(many) and few[:1] == (1,) else few
+    if rows < 2 or tuple(many) != (rows, *one):
+        return None
+    says = f"one row of {'golden' if turned else 'mine'} for all {rows}"
+    move = (partial(_expanded, tuple(many)),)
+    return Fit(says, move if turned else (), () if turned else move)
+
+
+def _expanded(shape: tuple[int, ...], x: torch.Tensor) -> torch.Tensor:
+    return x.expand(shape)
 
 
 def divided(number: int) -> Move:

@@ -1,4 +1,8 @@
-"""Bringing an engine's run and another one to the same steps: one for each text that both had."""
+"""Bringing two runs whose steps have other tokens to the same steps: one for each text of both.
+
+An engine has steps of its own. So has a program that feeds a text token by token, against one that
+feeds it at once.
+"""
 
 from __future__ import annotations
 
@@ -7,46 +11,88 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 from llmdebug_nb.app.scratch import Scratch
+from llmdebug_nb.comparison.differences import Reach
 from llmdebug_nb.comparison.modules import Modules
 from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.store import by_token, reader
-from llmdebug_nb.store.by_token import Joined, Texts
+from llmdebug_nb.store.by_token import Joined, Sizes, Texts
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.sequences import Shared, TokenSequence, shared
 
 
-def same_steps(golden: Run, mine: Run) -> tuple[Run, Run, list[str]]:
-    """Return both runs by their tokens if one is of an engine, else as they are; and remarks.
+class SameSteps(NamedTuple):
+    """Two runs with the same steps. ``reach``: how much of the recorded runs they have."""
 
-    The runs by tokens lie in a temporary folder, for as long as they are used.
+    golden: Run
+    mine: Run
+    remarks: list[str]
+    reach: tuple[Reach, Reach]
+
+
+def same_steps(golden: Run, mine: Run, only_engines: bool = False) -> SameSteps:
+    """Return both runs by their tokens if their steps have others, else as they are.
+
+    The runs by tokens lie in a temporary folder, for as long as they are used. ``only_engines``:
+    only if one of them is of an engine.
 
     Raises:
-        CompareError: the runs were given no text that begins alike, or a run can't be put together.
+        CompareError: one is of an engine, and the runs were given no text that begins alike, or a
+            run can't be put together.
     """
-    if not (by_token.is_engine(golden) or by_token.is_engine(mine)):
-        return golden, mine, []
+    if by_token.is_engine(golden) or by_token.is_engine(mine):
+        of_golden, of_mine = by_token.sequences(golden), by_token.sequences(mine)
+        both = shared(of_golden[0], of_mine[0])
+        if not both:
+            raise CompareError(_nothing_shared(golden, mine, of_golden[0], of_mine[0]))
+        return _by_tokens((golden, mine), both, (of_golden, of_mine), "request")
+    as_they_are = SameSteps(golden, mine, [], (Reach(golden.calls()), Reach(mine.calls())))
+    if only_engines or golden.index.recorded_steps() == mine.index.recorded_steps():
+        return as_they_are
+    if any(next(run.records(n=1, phase="backward"), None) for run in (golden, mine)):
+        return as_they_are  # gradients are of all tokens
     of_golden, of_mine = by_token.sequences(golden), by_token.sequences(mine)
     both = shared(of_golden[0], of_mine[0])
-    if not both:
-        raise CompareError(_nothing_shared(golden, mine, of_golden[0], of_mine[0]))
+    if not any(one.golden.places[at].step != one.mine.places[at].step
+               for one in both for at in one.positions):  # fmt: skip
+        return as_they_are
+    try:
+        return _by_tokens((golden, mine), both, (of_golden, of_mine), "text")
+    except CompareError:
+        return as_they_are  # step by step, something can be compared
+
+
+_Sequences = tuple[list[TokenSequence], Mapping[tuple[int, int], Sizes]]
+
+
+def _by_tokens(
+    runs: tuple[Run, Run], both: list[Shared], known: tuple[_Sequences, _Sequences], noun: str
+) -> SameSteps:
+    """Return both runs by the tokens that they share. ``noun``: of a sequence."""
     positions = [each.positions for each in both]
+    places = [each.golden.places for each in both], [each.mine.places for each in both]
     with ExitStack() as undo:
         begun = [
-            _begin(run, Texts(places, positions, sizes), undo)
-            for run, places, sizes in (
-                (golden, [each.golden.places for each in both], of_golden[1]),
-                (mine, [each.mine.places for each in both], of_mine[1]),
-            )
+            _begin(run, Texts(own, positions, sizes), undo)
+            for run, own, (_, sizes) in zip(runs, places, known, strict=True)
         ]
         left_out = _write([side for _, _, side in begun], len(both))
-        runs = [reader.native(path) for _, path, _ in begun]
+        found = [reader.native(path) for _, path, _ in begun]
         undo.pop_all()
-    for run, (folder, _, _) in zip(runs, begun, strict=True):
+    for run, (folder, _, _) in zip(found, begun, strict=True):
         weakref.finalize(run, folder.remove)
-    remarks = [*_remarks(both, of_mine[0], left_out), *_of_ranks(golden, mine)]
-    return runs[0], runs[1], remarks
+    remarks = [*_remarks(both, known[1][0], left_out, noun), *_of_ranks(*runs)]
+    compared = [
+        len({(id(text), at) for text, one in zip(own, both, strict=True) for at in one.positions})
+        for own in ([one.golden for one in both], [one.mine for one in both])
+    ]
+    golden, mine = (
+        Reach(run.calls(), (count, sum(len(text.places) for text in texts)))
+        for run, count, (texts, _) in zip(runs, compared, known, strict=True)
+    )
+    return SameSteps(found[0], found[1], remarks, (golden, mine))
 
 
 def _begin(run: Run, texts: Texts, undo: ExitStack) -> tuple[Scratch, Path, Joined]:
@@ -73,13 +119,16 @@ def _write(sides: Sequence[Joined], texts: int) -> Counter[str]:
 
 
 def _remarks(
-    both: Sequence[Shared], mine: Sequence[TokenSequence], left_out: Mapping[str, int]
+    both: Sequence[Shared],
+    mine: Sequence[TokenSequence],
+    left_out: Mapping[str, int],
+    noun: str,
 ) -> list[str]:
     count = sum(len(each.positions) for each in both)
     cached = sum(len(each.mine.tokens) - len(each.mine.places) for each in both)
     found = [
-        f"compared by request and position: {len(both)} of mine's {len(mine)} requests,"
-        f" {count} positions; step 0 of generation n is request n"
+        f"compared by {noun} and position: {len(both)} of mine's {len(mine)} {noun}s,"
+        f" {count} positions; step 0 of generation n is {noun} n"
     ]
     if cached:
         found.append(f"{cached} positions came from the engine's cache: they were not computed")

@@ -27,7 +27,7 @@ from llmdebug_nb.app.sides import sides
 from llmdebug_nb.comparison import engine
 from llmdebug_nb.comparison.calibration import Calibration
 from llmdebug_nb.comparison.custom import Custom
-from llmdebug_nb.comparison.differences import Difference
+from llmdebug_nb.comparison.differences import Difference, Reach
 from llmdebug_nb.comparison.epsilons import told
 from llmdebug_nb.comparison.jobs import Work
 from llmdebug_nb.comparison.limits import Limits
@@ -117,7 +117,8 @@ def compare(
     with Stages("putting ranks together", progress):
         golden, mine, of_ranks = same_ranks(golden, mine)
     with Stages("putting rows together", progress):
-        golden, mine, remarks = same_steps(golden, mine)
+        only_engines = calibrate is not None
+        golden, mine, remarks, reach = same_steps(golden, mine, only_engines)
     if remarks and calibrate is not None:
         raise CompareError(
             "calibrate: runs of an engine are compared by request and position, and a calibration"
@@ -135,7 +136,7 @@ def compare(
     with connected(cluster, progress) as workers:
         with Stages("calibrating", progress):
             calibration = calibrated(golden, calibrate, workers)
-        comparison = Comparison(mapped, fixed, calibration, custom, explain, remarks)
+        comparison = Comparison(mapped, fixed, calibration, custom, explain, remarks, reach)
         again = Again(golden, mine, runs, comparison.step, find)
         work = on_cluster(None if custom.names else workers, golden, mine)
         with Stages("pairing", progress) as stages, collector.paused():
@@ -183,7 +184,11 @@ def _at_one_place(golden: Run, mine: Run) -> tuple[Run, Run]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How two runs are compared. ``work``: measures, unless something else is given the task."""
+    """How two runs are compared.
+
+    ``reach``: how much of what ran they have, if more is known than they tell. ``work``: measures,
+    unless something else is given the task.
+    """
 
     mapping: Names
     limits: Limits | None
@@ -191,6 +196,7 @@ class Comparison:
     custom: Custom
     explain: bool
     remarks: Sequence[str] = ()
+    reach: tuple[Reach, Reach] | None = None
     work: Work = in_threads
 
     def report(
@@ -220,7 +226,9 @@ class Comparison:
             return with_ranks(found, differences, golden, mine)
 
         notes = [*self.custom.notes(), *self.remarks]
-        return Report((golden, mine), judging, find, notes, again, expected)
+        report = Report((golden, mine), judging, find, notes, again, expected)
+        report.reach = self.reach
+        return report
 
     def step(
         self, again: Again, step: tuple[int, int] | None, expected: list[Expectation]

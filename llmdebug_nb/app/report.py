@@ -18,7 +18,7 @@ from llmdebug_nb.app.noise_proof import Plain, settled
 from llmdebug_nb.causes import causes
 from llmdebug_nb.comparison import clipping, epsilons, padding, quantisation_steps
 from llmdebug_nb.comparison.coverage import coverage, why_incomparable
-from llmdebug_nb.comparison.differences import EXPECTED, Difference, Verdict
+from llmdebug_nb.comparison.differences import EXPECTED, Coverage, Difference, Reach, Verdict
 from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import CorruptDumpError, OptionError, ProofError, nearest
@@ -68,10 +68,11 @@ class Report(Tabular):
     row, or None. ``findings``: the causes, the worst first and expected ones last.
     ``limits``: the origin of the limits, in words. ``problems``: errors of the comparison itself.
     ``expected``: the expectations, see `expect`. ``lockstep``: what it took, of programs that ran
-    side by side.
+    side by side. ``reach``: how much of what ran golden and mine have; None: they tell.
     """
 
     lockstep: Lockstep | None = None
+    reach: tuple[Reach, Reach] | None = None
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class Report(Tabular):
         """Judge all rows and search for the causes, with the current expectations."""
         self.findings, rows = self._explained()
         self.differences = Differences(self.view, rows)
-        self.coverage = coverage(rows)
+        self.__dict__.pop("coverage", None)
         self.first_divergence = first_divergence(self.differences)
         self._counts = Counter(d.verdict for d in self.differences)
 
@@ -135,6 +136,11 @@ class Report(Tabular):
         for finding, made in zip(explanation.findings, explanation.rows, strict=True):
             large = any(map(self._judging.is_large, made))
             yield finding, covering(self.expected, finding.marked_sites, large), made
+
+    @functools.cached_property
+    def coverage(self) -> Coverage:
+        reach = self.reach or (Reach(self.golden.calls()), Reach(self.mine.calls()))
+        return coverage(self.differences, reach)
 
     @functools.cached_property
     def _plain(self) -> Plain:

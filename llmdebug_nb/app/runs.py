@@ -178,8 +178,9 @@ def describe_run(run: Run) -> str:
     """Return one line: the contents of a run, its folder, and the values that are missing."""
     info, meta = run.info(), run.meta
     tensors, steps = count_text(info["records"], "tensor"), count_text(info["steps"], "step")
-    first = [f"{run.name}: {tensors} of {steps}", _values_text(run)]
-    text = "; ".join([", ".join(first), *meta.get("determinism", []), *(meta.get("notes") or [])])
+    first = ", ".join([f"{run.name}: {tensors} of {steps}", _values_text(run)])
+    calls = filter(None, [run.calls_text()])
+    text = "; ".join([first, *calls, *meta.get("determinism", []), *(meta.get("notes") or [])])
     if not info["complete"]:
         text += f"; incomplete: {info['ended_by'] or 'the recording ended early'}"
     uploaded = upload_text(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmdebug_nb.align.batch_layout import may_be_tokens, token_ids
 from llmdebug_nb.causes.tensor_kinds import slots
 from llmdebug_nb.comparison.differences import EXPECTED, Difference
 from llmdebug_nb.core import constants
@@ -12,6 +13,8 @@ from llmdebug_nb.graph.compared_calls import ComparedCall
 from llmdebug_nb.graph.flow import AGREES, Flow
 from llmdebug_nb.graph.region import Region
 from llmdebug_nb.relation import neighbours
+from llmdebug_nb.replay.operators import CannotReplay
+from llmdebug_nb.replay.runs import Runs
 
 
 def of_inputs(call: ComparedCall) -> str:
@@ -25,6 +28,33 @@ def of_inputs(call: ComparedCall) -> str:
     if worst == 0.0:
         return "its input tensors are identical"
     return f"its inputs agree (error {worst:.2g})"
+
+
+def of_token_ids(row: Difference, runs: Runs) -> str:
+    """Return a clause on the first token that differs; "" if a row has no token ids or values."""
+    golden, mine = row.pair.golden, row.pair.mine
+    if golden is None or mine is None or not all(map(may_be_tokens, (golden, mine))):
+        return ""
+    if token_ids([golden]) is None:
+        return ""
+    try:
+        theirs, ours = runs.golden.load(golden), runs.mine.load(mine)
+    except CannotReplay:
+        return ""
+    theirs, ours = (ids.reshape(-1, ids.shape[-1]) for ids in (theirs, ours))
+    if not theirs.numel() or not ours.numel():
+        return ""
+    rows, tokens = (min(sizes) for sizes in zip(theirs.shape, ours.shape, strict=True))
+    apart = (theirs[:rows, :tokens] != ours[:rows, :tokens]).nonzero()
+    sizes = [f"{ids.shape[0]} × {ids.shape[1]}" for ids in (theirs, ours)]
+    shapes = "" if sizes[0] == sizes[1] else f" (golden has {sizes[0]} tokens, mine {sizes[1]})"
+    if not len(apart):
+        return shapes.strip(" ()")
+    line, at = apart[0].tolist()
+    where = f"token {at} of {theirs.shape[1]}" + (f" in row {line}" if rows > 1 else "")
+    first = f"{where}: {int(theirs[line, at])} in golden, {int(ours[line, at])} in mine"
+    more = f"; {len(apart):,} tokens differ" if len(apart) > 1 else ""
+    return f"{first}{more}{shapes}"
 
 
 def of_operators(calls: Sequence[ComparedCall]) -> str:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
+import torch
+
+from llmdebug_nb.align.batch_layout import mask_of, may_be_tokens, token_ids
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.align.program_results import Results
 from llmdebug_nb.align.reasons import EXCUSED, Reason
-from llmdebug_nb.comparison.differences import Coverage, Difference
+from llmdebug_nb.comparison.differences import Coverage, Difference, Reach
 from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
@@ -20,11 +26,14 @@ _AGREES = ("match", "within_noise")
 Fingerprint = tuple[str, str]  # of a weight: ``float32 [64, 64]`` and ``algorithm:hex``
 
 
-def coverage(differences: Sequence[Difference]) -> Coverage:
+def coverage(
+    differences: Sequence[Difference], reach: tuple[Reach, Reach] = (Reach(), Reach())
+) -> Coverage:
     """Return how much of golden was found in mine.
 
     Only tensors that mine could have recorded count: those of steps, phases and levels that it
-    recorded, and that hold values.
+    recorded, and that hold values. ``reach``: what is known of golden and mine; tokens that are
+    not are counted here.
     """
     observable = Results(d.pair.golden for d in differences)
     agrees: dict[Hashable, bool] = {}
@@ -39,7 +48,59 @@ def coverage(differences: Sequence[Difference]) -> Coverage:
             results += 1
             matched += same
     found = {value for value, same in agrees.items() if same}
-    return Coverage(results, matched, len(agrees), len(found), len(rejoins - found))
+    of_golden, of_mine = (
+        known if known.tokens[1] else replace(known, tokens=_tokens(differences, side))
+        for known, side in zip(reach, ("golden", "mine"), strict=True)
+    )
+    return Coverage(
+        results, matched, len(agrees), len(found), len(rejoins - found), of_golden, of_mine
+    )
+
+
+def _tokens(differences: Sequence[Difference], side: str) -> tuple[int, int]:
+    """Return how many places of a run's token ids have a partner, and how many there are."""
+    steps: dict[tuple[int, int, int], dict[int, Record]] = defaultdict(dict)  # by rank, generation
+    partners: dict[int, int] = {}  # by the record's id
+    for d in differences:
+        record: Record | None = getattr(d.pair, side)
+        if record is None or not may_be_tokens(record) or is_operator(record.site.path):
+            continue
+        steps[record.site.key[:3]][record.id] = record
+        if d.verdict != "unmatched" or d.rule in (Rule.NEAR_TIE, Rule.AFTER_TIE):
+            partners[record.id] = max(partners.get(record.id, 0), _shared_elements(d.pair))
+    compared = given = 0
+    for inputs in ([own[number] for number in sorted(own)] for own in steps.values()):
+        first = token_ids(inputs)
+        if first is None:
+            continue
+        for record in inputs:  # a prompt in chunks is given in several calls
+            if (record.site.path, record.site.slot) == (first.site.path, first.site.slot):
+                count = _without_padding(record, inputs)
+                given += count
+                compared += min(count, partners.get(record.id, 0))
+    return compared, given
+
+
+def _shared_elements(pair: Pair) -> int:
+    """Return how many elements of two tensors are compared."""
+    if pair.golden is None or pair.mine is None:
+        return 0
+    golden, mine = (
+        torch.empty(record.summary.shape, device="meta") for record in (pair.golden, pair.mine)
+    )
+    try:
+        golden, mine = (golden, mine) if pair.fit is None else pair.fit(golden, mine)
+    except ValueError:
+        return 0
+    return golden.numel() if golden.numel() == mine.numel() else 0
+
+
+def _without_padding(ids: Record, inputs: Sequence[Record]) -> int:
+    """Return how many places of token ids hold a token, as far as a mask among the inputs tells."""
+    summary = ids.summary
+    mask = mask_of((r for r in inputs if r.summary.shape == summary.shape), summary.shape)
+    mean = None if mask is None or mask.summary.max != 1 else mask.summary.mean
+    return summary.numel if mean is None else round(mean * summary.numel)
 
 
 def why_incomparable(

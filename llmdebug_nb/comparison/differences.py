@@ -116,13 +116,26 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class Reach:
+    """How much of what one run computed was compared.
+
+    ``calls``: forward calls of outermost modules that were recorded, and that ran. ``tokens``:
+    places of its recorded token ids, without padding, that have a partner in the other run, and
+    all of them. (0, 0): not known.
+    """
+
+    calls: tuple[int, int] = (0, 0)
+    tokens: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Coverage:
     """How much of golden was found in mine.
 
     ``observables``: golden's tensors that leave the model: outputs, logits, loss and gradients
     (its *results*). ``values``: golden's distinct tensors that could be compared; of these
     ``values_matched`` are equal within noise in some layout, and ``rejoined`` are written
-    otherwise in mine, equal in effect.
+    otherwise in mine, equal in effect. ``golden``, ``mine``: what of each run was not compared.
     """
 
     observables: int = 0
@@ -130,6 +143,8 @@ class Coverage:
     values: int = 0
     values_matched: int = 0
     rejoined: int = 0
+    golden: Reach = Reach()
+    mine: Reach = Reach()
 
     @property
     def share(self) -> float:
@@ -141,21 +156,52 @@ class Coverage:
         """What a good verdict must not hide, in a few words; "" if there is nothing."""
         if self.observables and not self.observables_matched:
             return f"but 0 of golden's {self._results} agree"
-        if 2 * self.values_matched < self.values:  # more is unknown than known
-            return f"but on only {_percent(self.values_matched / self.values)} of golden's values"
-        return ""
+        least = [f"{_percent(self.values_matched / self.values)} of golden's values"] * (
+            2 * self.values_matched < self.values  # more is unknown than known
+        )
+        some = [*least, *self._tokens, *self._calls]
+        return f"but on only {' and '.join(some)}" if some else ""
 
     def __str__(self) -> str:
         parts = f" ({self.rejoined:,} written otherwise, equal in effect)" if self.rejoined else ""
         number = f"{self.values:,} value{'' if self.values == 1 else 's'}"
         values = f"{_percent(self.share)} of golden's {number}{parts}"
+        results = f" and {self.observables_matched:,} of {self._results} agree."
         if not self.observables:
-            return f"{values} agree; no result of the model was compared."
-        return f"{values} and {self.observables_matched:,} of {self._results} agree."
+            results = " agree; no result of the model was compared."
+        tokens = [f"{' and '.join(self._tokens)} were compared."] if self._tokens else []
+        more = "; tokens= records more."
+        calls = [f"Recorded: {' and '.join(self._calls)}{more}"] if self._calls else []
+        return " ".join([f"{values}{results}", *tokens, *calls])
 
     @property
     def _results(self) -> str:
         return f"{self.observables:,} result{'' if self.observables == 1 else 's'}"
+
+    @property
+    def _tokens(self) -> list[str]:
+        return _parts(self.golden.tokens, self.mine.tokens, "token")
+
+    @property
+    def _calls(self) -> list[str]:
+        return _parts(self.golden.calls, self.mine.calls, "call")
+
+
+def _parts(golden: tuple[int, int], mine: tuple[int, int], noun: str) -> list[str]:
+    """Return ``36 of golden's 40 tokens`` for each side of which only a part is there."""
+    sides = {"golden": golden, "mine": mine}
+    if golden == mine:
+        sides = {"both": golden}
+    parts = []
+    for name, (some, every) in sides.items():
+        if some < every:
+            whose = (
+                f"the {every:,} {noun}s of both"
+                if name == "both"
+                else f"{name}'s {every:,} {noun}s"
+            )
+            parts.append(f"{some:,} of {whose}")
+    return parts
 
 
 def _percent(share: float) -> str:

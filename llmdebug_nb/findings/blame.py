@@ -329,14 +329,16 @@ class _Search:
         if s.role != "input" or not is_root(start, self.differences):
             return []
         kind, name = kind_of(start), input_name(start)
+        ids = evidence_text.of_token_ids(start, self.runs)
+        told = f": {ids}" if ids else ""
         if s.step == 0 or kind is not None:
             if s.step == 0:
-                text = f"the first {name} of the model differs"
+                text = f"the first {name} of the model differs{told}"
             else:
                 text = f"the model received another {name}; {evidence_text.of_difference(start)}"
             return [self._started(kind or causes.WRONG_INPUT, text)]
         text = f"{name} differs, though step {s.step - 1} agreed: another token was chosen "
-        text += "(sampling, or a near tie)"
+        text += f"(sampling, or a near tie){told}"
         return [self._started(causes.OTHER_TOKEN, text)]
 
     def _started(self, cause: str, text: str) -> Finding:

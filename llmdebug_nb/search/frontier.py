@@ -21,7 +21,7 @@ from functools import cached_property
 
 from llmdebug_nb.comparison.differences import EXPECTED, Difference
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.dtypes import is_floating, is_integer
+from llmdebug_nb.core.dtypes import epsilon, is_floating, is_integer
 from llmdebug_nb.core.identity import identifies_itself
 from llmdebug_nb.core.paths import any_layer, operator_of
 from llmdebug_nb.core.records import Record
@@ -397,7 +397,39 @@ class Frontier:
         if row.site.role == "grad" or (self._same_code(golden, mine) and not numbers):
             return True
         # noise as large as that of a quantised model hides it
-        return bool(row.metrics.get("channels_off"))
+        return bool(row.metrics.get("channels_off")) or row.index in self._hidden
+
+    @cached_property
+    def _hidden(self) -> set[int]:
+        """The rows whose whole error is left in what a coarser dtype alone lets agree.
+
+        What rounds an error away shows that it does not matter. An error that is larger than what
+        rounding to that dtype makes, and is as large behind it, is only hidden there.
+        """
+        flow, hidden = self.flows[0], set[int]()
+        if len({epsilon(record.summary.dtype) for record in flow.records.values()} - {0.0}) < 2:
+            return hidden
+        ends: dict[int, float] = {}  # by row: the coarsest dtype that its error lasts in
+        passed: dict[int, list[int]] = {}  # by row: those that it lasts in on the way
+        both = [(d.pair.golden, d) for d in self._bad if d.pair.golden and d.pair.mine]
+        rows = [each for each in both if each[1].metrics and not each[1].pair.elsewhere]
+        rows.sort(key=lambda each: each[0].id)
+        for golden, row in reversed(rows):
+            error, eps = row.error or 0.0, epsilon(golden.summary.dtype)
+            if not eps or not error < constants.UNRELATED:
+                continue
+            made = [d for r in flow.made_of(golden) for d in flow.rows[r.id]]
+            last = [d for d in made if 2 * (d.error or 0.0) > error]
+            passed[row.index] = [d.index for d in last if d.index in ends]
+            coarse = (epsilon(d.pair.either.summary.dtype) for d in last if d.verdict in AGREES)
+            found = [each for each in coarse if error > constants.BOTH_ROUND * each]
+            found += [ends[index] for index in passed[row.index]]
+            if found:
+                ends[row.index] = max(found)
+                hidden |= {row.index} if ends[row.index] > eps else set()
+        for _, row in rows:
+            hidden.update(passed[row.index] if row.index in hidden else ())
+        return hidden
 
 
 def _add_all(explained: set[int], row: Difference, follows: Mapping[int, list[Difference]]) -> None:

@@ -75,7 +75,7 @@ class RunView(View):
             "caution": "",
             "lines": self._lines(),
             "summary": "",
-            "notes": [made_text(self.run)],
+            "notes": [*filter(None, [self.run.calls_text()]), made_text(self.run)],
             "steps": self.step_views(
                 Counter({place.get((one.generation, one.step), -1): one.records for one in steps}),
                 Counter({place.get((one.generation, one.step), -1): one.bad for one in steps}),

@@ -95,6 +95,7 @@ def _of_batches(run: Run) -> tuple[list[TokenSequence], dict[_Step, Sizes]]:
     """Return the items of batches: of each `generate`, and of each call outside of it."""
     found: dict[tuple[int, int, int], TokenSequence] = {}
     sizes: dict[_Step, Sizes] = {}
+    begun: dict[int, int] = {}  # the step in which a generation's last text began
     for call in run.root_calls():
         step = call.generation, call.step
         ids = _input(run, step, "input_ids")
@@ -103,14 +104,17 @@ def _of_batches(run: Run) -> tuple[list[TokenSequence], dict[_Step, Sizes]]:
         batch, tokens = ids.shape
         sizes[step] = Sizes(tokens, batch, batch)
         mask = _input(run, step, "attention_mask")
-        text = call.step if call.kind == "forward" else -1
+        if call.kind == "forward":
+            begun[call.generation] = call.step
+        text = begun.get(call.generation, -1)
         for item in range(batch):
             whole = mask is not None and mask.dim() == 2 and mask.shape[1] >= tokens
             real = mask[item].bool() if whole and mask is not None else None
             key = (call.generation, text, item)
             known = found.setdefault(key, TokenSequence(f"text {len(found)}", {}, {}))
             begins = len(known.tokens)
-            for row in range(tokens):
+            again = begins if call.kind == "full" else 0  # without a cache, all is fed once more
+            for row in range(again, tokens):
                 if real is None or real[real.numel() - tokens + row]:
                     known.tokens[begins] = int(ids[item, row])  # type: ignore[index]
                     known.places[begins] = Place(step, item, row)  # type: ignore[index]

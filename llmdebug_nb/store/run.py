@@ -12,7 +12,7 @@ from llmdebug_nb.core.part_ids import part_ids
 from llmdebug_nb.core.paths import bounded, is_operator
 from llmdebug_nb.core.places import shown
 from llmdebug_nb.core.printable import printable
-from llmdebug_nb.core.records import Kernel, Node, Record, RootCall, Site, StepRows
+from llmdebug_nb.core.records import DUMMY, Kernel, Node, Record, RootCall, Site, StepRows
 from llmdebug_nb.store import compiled, frames, profile, token_rows
 from llmdebug_nb.store.format import FORMAT
 from llmdebug_nb.store.payload import elsewhere
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from llmdebug_nb.store.row_filter import OperatorColumns, RecordColumns
 
+_ALL = "0-"  # the option ``tokens`` that leaves none out
 # the parts of a site, in the order in which a failed lookup checks them
 _LOOKUP = ("path", "role", "generation", "step", "call", "phase", "slot", "rank")
 
@@ -138,6 +139,7 @@ class Run(Tabular):
         info = self.info()
         ended_by = info["ended_by"] or "the process ended early"
         state = "" if info["complete"] else f", incomplete ({ended_by})"
+        state += f", {self.calls_text()}" if self.calls_text() else ""
         counts = f"{info['records']:,} tensors, steps: {info['steps']}{state}"
         return printable(f"Run {self.label!r}: {counts}, {shown(self.where or 'in memory')}")
 
@@ -160,6 +162,29 @@ class Run(Tabular):
     def root_calls(self) -> list[RootCall]:
         """Return the forward calls of outermost modules that were seen, recorded or not."""
         return self.source.root_calls()
+
+    def calls(self) -> tuple[int, int]:
+        """Return how many forward calls of outermost modules were recorded, and how many ran.
+
+        Ranks run the same calls, and what an engine calls for itself is none.
+        """
+        recorded = self.index.recorded_steps()
+        ran = {call for call in self.root_calls() if call.kind != DUMMY}
+        return sum((call.generation, call.step) in recorded for call in ran), len(ran)
+
+    def calls_text(self) -> str:
+        """Return how many calls were recorded, and what records more; "" if all were."""
+        recorded, ran = self.calls()
+        options = self.meta.get("options")
+        if recorded == ran:
+            return ""
+        text = f"{recorded:,} of {ran:,} calls recorded"
+        given = options if isinstance(options, dict) else {}
+        tokens, every = given.get("tokens"), given.get("every", 1)
+        chosen = any(given.get(name) for name in ("last", "rounds", "requests")) or every != 1
+        if chosen or tokens in (None, _ALL):
+            return text
+        return f"{text}: tokens {tokens}; record more with tokens=…"
 
     def steps(self) -> list[RootCall]:
         """Return the first root call of each recorded step, in order."""

@@ -208,7 +208,7 @@ def _cases(other: Run, live: Run, find: FindModule) -> tuple[Run, Run, list[_Cas
     Raises CompareError: none can.
     """
     logits = _logits(other, live)
-    other, live, _ = same_steps(other, live)
+    other, live, *_ = same_steps(other, live, only_engines=True)
     side = sides(other, live)[1]
     cases: list[_Case] = []
     left_out: Counter[str] = Counter()
