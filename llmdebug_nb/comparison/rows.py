@@ -1,8 +1,8 @@
 """The figures of two tensors, row by row: each row is divided by its own size first.
 
-A row is what belongs to one token, or to one channel of a weight: the last axis. In a trained model a few rows, that of the first
-token above all, are thousands of times as large as the others. Over all elements they alone would
-be the norm, and hide each error elsewhere.
+A row is what belongs to one token, or to one channel of a weight: the last axis. In a trained model
+a few rows, that of the first token above all, are thousands of times as large as the others. Over
+all elements they alone would be the norm, and hide each error elsewhere.
 """
 
 from __future__ import annotations
