@@ -241,8 +241,11 @@ def _parts(sides: Sides) -> Iterator[_Part]:
 
 
 def _agreeing(error: torch.Tensor, size: torch.Tensor, limit: float) -> torch.Tensor:
-    """Return which slices agree (bool), by the squares of their errors and sizes (float64)."""
-    return error <= (constants.SAMPLE_SPREAD * limit) ** 2 * torch.maximum(size, size.mean())
+    """Return which slices agree (bool), by the squares of their errors and sizes (float64).
+
+    A slice below the median counts as that large, see `comparison/rows.py`.
+    """
+    return error <= (constants.SAMPLE_SPREAD * limit) ** 2 * torch.maximum(size, size.median())
 
 
 def _part_words(sides: Sides, part: _Part) -> str:
