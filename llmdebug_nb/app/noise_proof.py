@@ -2,7 +2,8 @@
 
 How much a call amplifies is estimated from others of its kind, so the limit of an ill-conditioned
 one may be too low. Where a replay proves that all blamed calls only pass their inputs on, and the
-error is no larger than another draw of rounding may be, nothing is wrong.
+error is no larger than another draw of rounding may be, nothing is wrong. Nor is it where both
+programs' operators prove to be right, and their exact results agree.
 """
 
 from __future__ import annotations
@@ -65,8 +66,10 @@ def plain(judging: Judging, blame: Blame) -> Plain:
     while now.explanation.findings:
         by_index = {row.index: row for row in now.rows}
         made = [by_index[index] for each in now.explanation.rows for index in each]
-        noise = now.noise.union(row.index for row in made)
-        if noise == now.noise or not _may_be_noise(now.explanation, made):
+        noise = now.noise | now.explanation.rounding
+        if _may_be_noise(now.explanation, made):
+            noise = noise.union(row.index for row in made)
+        if noise == now.noise:
             break  # something else is to blame
         rows = judging.differences((), noise)
         now = Plain(rows, blame(rows), noise)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core import constants
+from llmdebug_nb.core.errors import CorruptDumpError
+from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.torch_internals import draws
 from llmdebug_nb.graph.compared_calls import ComparedCall
 from llmdebug_nb.replay.operators import CannotReplay, bare_name
@@ -66,6 +69,34 @@ def passes_on(call: ComparedCall, runs: Runs) -> bool:
     except CannotReplay:
         return False
     return not done.random and _score(done, call) <= 2 * constants.OPERATORS_EPSILONS
+
+
+def is_rounding(row: Difference, runs: Runs) -> bool:
+    """Tell whether a row differs only as its two operators round: a replay in float64 proves it.
+
+    Each operator gives what it should on its own inputs, within its rounding; and what both should
+    give is the same within the row's limit. One operator may magnify the noise of its inputs more,
+    as far as another draw of that noise may go.
+    """
+    golden, mine, fit = row.pair.golden, row.pair.mine, row.pair.fit
+    if golden is None or mine is None or row.limit is None or golden.site.role != "output":
+        return False
+    if not (is_operator(golden.site.path) and is_operator(mine.site.path)):
+        return False
+    try:
+        sides = zip((runs.golden, runs.mine), (golden, mine), strict=True)
+        calls = [Replayed(side, record.site.key) for side, record in sides]
+        if max(call.units(runs) for call in calls) > constants.OPERATOR_EPSILONS:
+            return False
+        exact = [
+            call.run(wide=True)[record.site.slot]
+            for call, record in zip(calls, (golden, mine), strict=True)
+        ]
+        theirs, ours = exact if fit is None else fit(*exact)
+        draws = constants.CALIBRATED if calls[0].name == calls[1].name else 1.0
+        return runs.error(theirs, ours) <= draws * row.limit
+    except (CannotReplay, CorruptDumpError, ValueError, KeyError):
+        return False
 
 
 def _score(done: SwapResult, call: ComparedCall) -> float:

@@ -43,7 +43,7 @@ class Rule(Enum):
     FOLLOWS = "explained by what is expected"
     REJOINED = "written otherwise in the other run, equal in effect"
     REPLAYED = "a replay shows that it follows from what is expected"
-    MAGNIFIED = "a replay shows that it is the noise of its inputs, magnified"
+    MAGNIFIED = "a replay shows that it is rounding, its own or that of its inputs"
 
     @property
     def text(self) -> str:

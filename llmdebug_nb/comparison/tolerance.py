@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from llmdebug_nb.align.pairs import Pair
+from llmdebug_nb.align.reasons import Reason
 from llmdebug_nb.comparison import choices
 from llmdebug_nb.comparison.calibration import Calibration
 from llmdebug_nb.comparison.differences import MISMATCHES, Comparison, Difference, RowVerdict
@@ -128,6 +129,9 @@ class Judge:
         if row.follows and m.pair.content is not None:
             self._follows |= row.contents
         if m.is_at_its_place:
+            if row.verdict == "diverged" and m.pair.reason is Reason.SEQUENCE:
+                # only their order says that they are partners
+                self._noise.add_unpaired(site, eps, shape)
             self._noise.record(site, level, eps, record.summary)
             if m.pair.golden is not None and site.role == "output":
                 self._outputs[m.pair.golden.id] = level

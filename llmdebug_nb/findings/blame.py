@@ -15,11 +15,12 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from llmdebug_nb.causes import causes, evidence_text, onnx_nodes, scalars
+from llmdebug_nb.causes import causes, evidence_text, onnx_nodes, scalars, verify
 from llmdebug_nb.causes.judge import Blamed, Judge
 from llmdebug_nb.causes.tensor_kinds import OtherTokens, input_name, is_root, kind_of
 from llmdebug_nb.comparison.differences import EXPECTED, Difference
 from llmdebug_nb.comparison.rules import Rule
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import LLMDebugError
 from llmdebug_nb.core.paths import is_operator, module_of, within
 from llmdebug_nb.core.records import CallKey, Kernel
@@ -42,7 +43,8 @@ class Explanation:
     ``rows``: of each finding, the differences that it makes. ``rejoins``: those that reach nothing.
     ``passed_on``: those that a replay shows to follow from what is expected. ``behind_ties``: those
     that follow from a choice that rounding decides. ``ties``: of the rows of such choices, how many
-    tokens their step has. ``problems``: errors of the search itself, in words.
+    tokens their step has. ``rounding``: those of ``rows`` that a replay shows to be the rounding of
+    two right operators. ``problems``: errors of the search itself, in words.
     """
 
     findings: list[Finding]
@@ -52,6 +54,7 @@ class Explanation:
     problems: tuple[str, ...] = ()
     behind_ties: frozenset[int] = frozenset()
     ties: Mapping[int, int] = field(default_factory=dict)
+    rounding: frozenset[int] = frozenset()
 
 
 def explained(
@@ -70,8 +73,20 @@ def explained(
         every = zip(found.findings, found.rows, strict=True)
         last += [(f, rows) for f, rows in every if not new.isdisjoint(rows)]
         found = _searched(_but(differences, ties), runs, causes_too, ties)
-    findings, rows = [f for f, _ in last], [rows for _, rows in last]
-    return replace(found, findings=[*found.findings, *findings], rows=[*found.rows, *rows])
+    findings = [*found.findings, *(f for f, _ in last)]
+    rows = [*found.rows, *(rows for _, rows in last)]
+    rounding = _rounding(differences, rows, runs) if findings else frozenset()
+    return replace(found, findings=findings, rows=rows, rounding=rounding)
+
+
+def _rounding(
+    differences: Sequence[Difference], rows: Sequence[frozenset[int]], runs: Runs
+) -> frozenset[int]:
+    """Return which rows that findings make are only rounding: no call is blamed unasked."""
+    made = frozenset().union(*rows)
+    asked = [d for d in differences if d.index in made and d.verdict == "diverged"]
+    some = asked[: constants.REGION_CALLS]
+    return frozenset(d.index for d in some if verify.is_rounding(d, runs))
 
 
 def _but(differences: Sequence[Difference], ties: Collection[int]) -> list[Difference]:
