@@ -39,6 +39,7 @@ from llmdebug_nb.capture.walk import scalar_text
 from llmdebug_nb.core.batches import NO_FRAMES
 from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.errors import StoreError
+from llmdebug_nb.core.kernels import row_sizes
 from llmdebug_nb.core.kernels import summary as kernel
 from llmdebug_nb.core.kernels.fingerprint import ALGORITHM, ALGORITHMS, fingerprint
 from llmdebug_nb.core.kernels.raw import dtype_name, memory, plain, to_bytes, unreadable, view
@@ -95,7 +96,8 @@ class Recorder:
         self._settled: dict[int, Settled] = {}  # by id, of one root call
         self._reserved: list[int] = []  # storage numbers that no other storage may take meanwhile
         self._seen: list[native.Seen] = []  # outputs, which reserve those of their storages
-        self.devices = WaitingRows(native.eye())
+        self._sizes_rows = options.stats_only
+        self.devices = WaitingRows(native.eye(self._sizes_rows))
         self.weights.share(self.devices.eye)
         self._uncounted = False  # the tensor at hand may have changed without a new version
         self._placements = Placements(sink)
@@ -184,6 +186,7 @@ class Recorder:
                         producers.get(storage), *rows.WITHOUT_VALUES,
                         argument_of(slot, arguments) if arguments else None,
                         self._chains.number_of_seen(leaf, is_output) if views else None, None,
+                        leaf.row_sizes,
                     ]  # fmt: skip
                     made.append(row)
                     if device != "cpu":
@@ -345,6 +348,7 @@ class Recorder:
     def _describe_seen(self, row: Row, tensor: torch.Tensor, seen: native.Seen) -> None:
         """Do the same with what C made of a tensor."""
         row[rows.SEEN], row[rows.DEVICE] = seen.content(), "cpu"
+        row[rows.ROW_SIZES] = seen.row_sizes
         first = self.values.first(row)
         if first is not row:
             self._repeat(row, first)
@@ -356,7 +360,7 @@ class Recorder:
 
     def _repeat(self, row: Row, known: Row) -> None:
         """Describe a row like that of an equal tensor."""
-        row[rows.CONTENT] = known[rows.CONTENT]
+        row[rows.CONTENT], row[rows.ROW_SIZES] = known[rows.CONTENT], known[rows.ROW_SIZES]
         if row[rows.MIN] is None:
             self.devices.repeat(row, known)
         self.values.repeat(row, known)
@@ -365,6 +369,7 @@ class Recorder:
         try:
             if on_host(tensor):
                 row[rows.STATISTICS] = kernel.figures(tensor, where)
+                row[rows.ROW_SIZES] = row_sizes.of(tensor) if self._sizes_rows else None
             else:
                 self.devices.measure(row, tensor)
         except NotImplementedError:

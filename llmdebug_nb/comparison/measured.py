@@ -67,6 +67,13 @@ class Measured:
         return min(at_tokens, replace(self, metrics=self.in_any_order), key=lambda m: m.error)
 
     @property
+    def of_whole(self) -> Measured:
+        """The pair by the statistics of all of it, where those of rows were compared."""
+        metrics = self.metrics or {}
+        whole = metrics.get("whole_stat_error")
+        return self if whole is None else replace(self, metrics=metrics | {"stat_error": whole})
+
+    @property
     def is_at_its_place(self) -> bool:
         """False if the tensor has other partners at its own place, and this one besides."""
         return self.pair.golden is None or self.pair.elsewhere != "mine"

@@ -162,7 +162,7 @@ class Judge:
         """
         tells = constants.AMPLIFICATION * explained.level.unseen < constants.PERTURBED
         if m.by_statistics and tells:
-            row, level = self._judged(m, explained, eps)
+            row, level = self._judged(m.of_whole, explained, eps)
             if row.rule is Rule.NEAR_TIE or (eps and len(m.pair.either.summary.shape) > 1):
                 return row, replace(level, tied=True)
         unread = is_order or self._sorted.make(m.pair)

@@ -329,6 +329,9 @@ TRACED_NODES = 400
 
 # Elements that are read at once: they stay in the processor's cache.
 CHUNK = 1 << 18
+# Rows of a tensor whose sizes are kept without its values, 8 bytes each: 32 KiB, a 256th of as many
+# tokens of 512 float32. Those of more rows would no longer be small beside the other statistics.
+MOST_ROWS = 1 << 12
 # Elements. Two tensors of this size are compared in 0.1 s, and as many again of others with them.
 RELATED_ELEMENTS = 1 << 22
 # Elements of a tensor that is read from disk: 0.1 s.

@@ -126,7 +126,7 @@ class Player:
         """
         values = recorder.values
         plays = may_wait(options) and (options.stats_only or values.may_be_packed)
-        made = tape(listener.backward) if plays else None
+        made = tape(listener.backward, options.stats_only) if plays else None
         if made is None:
             return None
         player = cls(made, listener, recorder, guard.attempt)

@@ -19,13 +19,14 @@
 #include <pthread.h>
 #endif
 
-enum { VERSION = 11 /* as in native.py */ };
+enum { VERSION = 12 /* as in native.py */ };
 enum { REFUSED = 0, DONE = 1, COPIED = 2, FAILED = -1 };
 enum { READ = 0x100 /* PyBUF_READ, which 3.10's stable headers lack */ };
 enum { SCRATCH = 64 << 10, LARGE = 4 << 10, MANY = 1 << 21 /* as in native.py of the kernels */, KNOWN = 1 << 10, DEPTH = 8, SLOTS = 16, MOST = 4096 };
 enum { LONGEST_SHAPE = MOST_DIMS * 22 + 2 };
 enum { MOST_SCRATCH = 1 << 20 /* what a second-level cache holds */ };
-enum { AT_OFFSET = 20, AT_LOST = 22 }; /* columns of a row, as in columns.py */
+enum { AT_OFFSET = 20, AT_LOST = 22, AT_ROW_SIZES = 28 }; /* columns of a row, as in columns.py */
+enum { MOST_ROWS = 4096 /* as in constants.py */, OF_ROW = 2 * sizeof(float) };
 enum { SMALL_WEIGHT = 64 << 10, WORDS = 64, WEIGHTS = 16 << 10 }; /* as in known_weights.py; entries, at 1.4 KB */
 static const int64_t ENDLESS = (int64_t)1 << 40; /* elements */
 
@@ -53,6 +54,7 @@ typedef struct {
     PyObject *page;    /* of a device, NULL on the host: which rows of it hold the summary, once it is read back */
     PyObject *device;  /* its name; NULL on the host */
     int64_t first, length, count;
+    PyObject *sizes; /* of its rows, as bytes: see add_rows; NULL if none are wanted */
     /* only where values are kept, see values.h: its elements, or the row in Python that describes equal ones */
     PyObject *values, *known;
 } Seen;
@@ -72,6 +74,7 @@ static void seen_dealloc(PyObject *object)
     Py_XDECREF(seen->names);
     Py_XDECREF(seen->page);
     Py_XDECREF(seen->device);
+    Py_XDECREF(seen->sizes);
     Py_XDECREF(seen->values);
     Py_XDECREF(seen->known);
     PyObject_Free(object);
@@ -207,6 +210,15 @@ static PyObject *seen_values(PyObject *object, PyObject *unused)
     return values;
 }
 
+/* The sizes of its rows as bytes, or None. */
+static PyObject *seen_row_sizes(PyObject *object, void *unused)
+{
+    (void)unused;
+    PyObject *sizes = ((Seen *)object)->sizes ? ((Seen *)object)->sizes : Py_None;
+    Py_INCREF(sizes);
+    return sizes;
+}
+
 /* The row that describes equal values, or None. */
 static PyObject *seen_known(PyObject *object, PyObject *unused)
 {
@@ -224,6 +236,7 @@ static PyMethodDef seen_methods[] = {{"content", seen_content, METH_NOARGS, NULL
                                      {NULL, NULL, 0, NULL}};
 static PyGetSetDef seen_getset[] = {{"storage", seen_storage, NULL, NULL, NULL},
                                     {"device", seen_device, NULL, NULL, NULL},
+                                    {"row_sizes", seen_row_sizes, NULL, NULL, NULL},
                                     {NULL, NULL, NULL, NULL, NULL}};
 static PyType_Slot seen_slots[] = {
     {Py_tp_dealloc, seen_dealloc}, {Py_tp_methods, seen_methods}, {Py_tp_getset, seen_getset}, {0, NULL}};
@@ -235,6 +248,7 @@ typedef struct {
     uint64_t digest;
     int64_t nbytes, kind;
     Summary summary;
+    PyObject *sizes; /* as in `Seen` */
 } Known;
 
 /* Where a weight lies, or a view of it. */
@@ -242,7 +256,7 @@ typedef struct {
     int64_t storage, offset, kind, ndim, shape[MOST_DIMS], strides[MOST_DIMS];
 } Place;
 
-/* A weight as it was measured, with a sample of its storage from there on, as in known_weights.py. */
+/* A weight as it was measured, with a sample of its storage from there on, as in known_weights.py. The sizes of its rows follow. */
 typedef struct {
     int64_t version, sample[2 * WORDS];
     uint64_t digest;
@@ -287,6 +301,7 @@ typedef struct {
     PyObject *inputs; /* of the operator whose outputs are looked at; borrowed, NULL otherwise */
     int anew;         /* the tensor that is looked at may have changed without a new version */
     PyObject *contents, *play; /* see values.h; NULL if no values are kept */
+    int sizes_rows; /* sizes of rows are wanted */
     int packing; /* the scratch is in use: code of the program, such as a finalizer, may run meanwhile and look, too */
 } Tape;
 
@@ -299,9 +314,41 @@ static int64_t ask(PyObject *object, PyObject *name)
     return number;
 }
 
+/* Return of how many rows of a tensor the sizes are wanted, as core/row_sizes.py does. */
+static int64_t count_rows(const Tape *tape, const Seen *seen)
+{
+    int64_t rows = tape->sizes_rows && seen->kind <= BF16 && seen->ndim > 1;
+    for (int64_t dim = 0; dim < seen->ndim - 1 && rows <= MOST_ROWS; dim++)
+        rows *= seen->shape[dim];
+    return rows > 1 && rows <= MOST_ROWS ? rows : 0;
+}
+
+/* Make room for the sizes of rows, if they are wanted. */
+static int begin_sizes(const Tape *tape, Seen *seen, Rows *rows)
+{
+    const int64_t count = count_rows(tape, seen);
+    *rows = (Rows){0};
+    if (count == 0)
+        return DONE;
+    seen->sizes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * OF_ROW));
+    if (seen->sizes)
+        *rows = (Rows){.width = seen->shape[seen->ndim - 1], .to = (float *)(void *)PyBytes_AsString(seen->sizes)};
+    return seen->sizes ? DONE : FAILED;
+}
+
+/* Tell whether a known tensor of the same elements has as many rows, and take the sizes that it has. */
+static int take_sizes(const Tape *tape, Seen *seen, PyObject *sizes)
+{
+    if (count_rows(tape, seen) * OF_ROW != (sizes ? PyBytes_Size(sizes) : 0))
+        return 0;
+    Py_XINCREF(seen->sizes = sizes);
+    return 1;
+}
+
 /* Measure the elements, and find their digest. Equal ones of some size are measured once. */
 static int measure(Tape *tape, Seen *seen, unsigned char *data, int64_t nbytes)
 {
+    Rows rows;
     PyObject *bytes = PyMemoryView_FromMemory((char *)data, nbytes, READ);
     PyObject *digest = bytes ? PyObject_CallFunctionObjArgs(tape->digest, bytes, NULL) : NULL;
     seen->digest = digest ? PyLong_AsUnsignedLongLong(digest) : 0;
@@ -310,7 +357,8 @@ static int measure(Tape *tape, Seen *seen, unsigned char *data, int64_t nbytes)
     if (PyErr_Occurred())
         return FAILED;
     Known *known = &tape->known[seen->digest % KNOWN];
-    if (nbytes >= LARGE && known->digest == seen->digest && known->nbytes == nbytes && known->kind == seen->kind) {
+    if (nbytes >= LARGE && known->digest == seen->digest && known->nbytes == nbytes && known->kind == seen->kind
+        && take_sizes(tape, seen, known->sizes)) {
         seen->summary = known->summary;
         return DONE;
     }
@@ -322,9 +370,16 @@ static int measure(Tape *tape, Seen *seen, unsigned char *data, int64_t nbytes)
         if (PyErr_Occurred())
             return FAILED;
     }
+    if (begin_sizes(tape, seen, &rows) != DONE)
+        return FAILED;
     summarize(seen->kind == BOOLS ? UINT8 : seen->kind, data, nbytes, threads, &seen->summary);
-    if (nbytes >= LARGE)
-        *known = (Known){seen->digest, nbytes, seen->kind, seen->summary};
+    if (rows.to)
+        add_rows(seen->kind, data, nbytes, &rows);
+    if (nbytes >= LARGE) {
+        Py_XDECREF(known->sizes);
+        Py_XINCREF(seen->sizes);
+        *known = (Known){seen->digest, nbytes, seen->kind, seen->summary, seen->sizes};
+    }
     return DONE;
 }
 
@@ -375,18 +430,41 @@ static int is_weight(Tape *tape, const Seen *seen, PyObject *tensor, const Facts
     return *key != NULL;
 }
 
-/* Look up what a weight is, if its version and the sample agree. */
-static int is_known(Tape *tape, PyObject *key, Weight *now)
+/* Take what a weight is known to be, if its version and the sample agree. */
+static int is_known(Tape *tape, PyObject *key, const Weight *now, Seen *seen)
 {
     Weight known;
+    Rows rows;
     PyObject *bytes = PyDict_GetItemWithError(tape->measured, key);
     if (!bytes)
         return 0;
     memcpy(&known, PyBytes_AsString(bytes), sizeof known);
-    if (known.version != now->version || memcmp(known.sample, now->sample, sizeof known.sample))
+    if (known.version != now->version || memcmp(known.sample, now->sample, sizeof known.sample)
+        || PyBytes_Size(bytes) != (Py_ssize_t)sizeof known + count_rows(tape, seen) * (Py_ssize_t)OF_ROW
+        || begin_sizes(tape, seen, &rows) != DONE)
         return 0;
-    *now = known;
+    if (rows.to)
+        memcpy(rows.to, PyBytes_AsString(bytes) + sizeof known, (size_t)PyBytes_Size(seen->sizes));
+    seen->digest = known.digest, seen->summary = known.summary;
     return 1;
+}
+
+/* Note what a weight was measured to be. */
+static int note_weight(Tape *tape, PyObject *key, Weight *now, const Seen *seen)
+{
+    now->digest = seen->digest, now->summary = seen->summary;
+    const Py_ssize_t of_sizes = seen->sizes ? PyBytes_Size(seen->sizes) : 0;
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)sizeof *now + of_sizes);
+    if (!bytes)
+        return FAILED;
+    memcpy(PyBytes_AsString(bytes), now, sizeof *now);
+    if (of_sizes)
+        memcpy(PyBytes_AsString(bytes) + sizeof *now, PyBytes_AsString(seen->sizes), (size_t)of_sizes);
+    if (PyDict_Size(tape->measured) >= WEIGHTS)
+        PyDict_Clear(tape->measured); /* views of other lengths in each step, say */
+    const int done = PyDict_SetItem(tape->measured, key, bytes) == 0 ? DONE : FAILED;
+    Py_DECREF(bytes);
+    return done;
 }
 
 #include "gathering.h"
@@ -459,8 +537,8 @@ static int look_at(Tape *tape, Seen *seen, PyObject *tensor, const Facts *facts,
     if (tape->contents && nbytes > MOST_COPIED && !large)
         done = REFUSED;
     unsigned char *elements = NULL;
-    if (large && !tape->anew && !(is_output && is_written(tape, seen)) && is_known(tape, key, &now))
-        seen->digest = now.digest, seen->summary = now.summary, done = DONE;
+    if (large && !tape->anew && !(is_output && is_written(tape, seen)) && is_known(tape, key, &now, seen))
+        done = DONE;
     else if (done == DONE) {
         const int in_strips = large && !tape->contents && nbytes > STRIP;
         elements = in_strips ? NULL : packed_data(tape, data, t, (int)packed, nbytes);
@@ -468,14 +546,8 @@ static int look_at(Tape *tape, Seen *seen, PyObject *tensor, const Facts *facts,
         done = in_strips  ? measure_in_strips(tape, seen, data, t, (int)packed, nbytes)
                : elements ? measure(tape, seen, elements, nbytes)
                           : REFUSED;
-        if (done == DONE && large) {
-            now.digest = seen->digest, now.summary = seen->summary;
-            PyObject *bytes = PyBytes_FromStringAndSize((char *)&now, sizeof now);
-            if (PyDict_Size(tape->measured) >= WEIGHTS)
-                PyDict_Clear(tape->measured); /* views of other lengths in each step, say */
-            done = bytes && PyDict_SetItem(tape->measured, key, bytes) == 0 ? DONE : FAILED;
-            Py_XDECREF(bytes);
-        }
+        if (done == DONE && large)
+            done = note_weight(tape, key, &now, seen);
     }
     Py_XDECREF(key);
     if (done == DONE && tape->contents)
@@ -512,7 +584,7 @@ static Seen *new_seen(Tape *tape)
 {
     Seen *seen = PyObject_New(Seen, seen_type);
     if (seen) {
-        seen->storage = seen->release = seen->page = seen->device = seen->values = seen->known = NULL;
+        seen->storage = seen->release = seen->page = seen->device = seen->sizes = seen->values = seen->known = NULL;
         seen->names = tape->names;
         Py_INCREF(seen->names);
         tape->seen++;
@@ -830,9 +902,9 @@ static int tape_init(PyObject *object, PyObject *args, PyObject *unused)
     Tape *tape = (Tape *)object;
     unsigned long long view;
     PyObject *tensor, *parameter, *plain, *digest, *digester, *threads, *release, *leaves, *other, *busy, *calm, *modes, *unseen, *names;
-    if (!PyArg_ParseTuple(args, "KOOOOOOOOOO!O!OOO!", &view, &tensor, &parameter, &plain, &digest, &digester, &threads, &release,
+    if (!PyArg_ParseTuple(args, "KOOOOOOOOOO!O!OOO!p", &view, &tensor, &parameter, &plain, &digest, &digester, &threads, &release,
                           &leaves, &other, &PyTuple_Type, &busy, &PyTuple_Type, &calm, &modes, &unseen, &PyTuple_Type,
-                          &names))
+                          &names, &tape->sizes_rows))
         return -1;
     if (PyTuple_Size(busy) != PyTuple_Size(calm) || PyTuple_Size(names) <= BOOLS || tape->events) {
         PyErr_SetString(PyExc_ValueError, "these make no tape");
@@ -873,6 +945,8 @@ static void tape_dealloc(PyObject *object)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         Py_XDECREF(all[i]);
     free_devices(tape);
+    for (int i = 0; tape->known && i < KNOWN; i++)
+        Py_XDECREF(tape->known[i].sizes);
     PyMem_Free(tape->known);
     PyMem_Free(tape->scratch);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);

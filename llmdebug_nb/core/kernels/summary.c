@@ -279,6 +279,25 @@ int tally(int64_t kind, const unsigned char *data, int64_t nbytes, Tally *so_far
     return 0;
 }
 
+int add_rows(int64_t kind, const unsigned char *data, int64_t nbytes, Rows *rows)
+{
+    if (!is_kind(kind))
+        return -1;
+    while (nbytes > 0) {
+        const int64_t missing = (rows->width - rows->row.count) * sizes[kind], part = nbytes < missing ? nbytes : missing;
+        tally(kind, data, part, &rows->row);
+        data += part, nbytes -= part;
+        if (rows->row.count < rows->width)
+            continue;
+        const Summary of_row = tallied(&rows->row);
+        const double low = fabs(of_row.low), high = fabs(of_row.high);
+        *rows->to++ = (float)of_row.norm;
+        *rows->to++ = (float)(low < high ? high : low); /* both are NaN, or neither is */
+        rows->row = (Tally){0};
+    }
+    return 0;
+}
+
 /* Question and answer are one record, since passing several arguments takes ctypes longer than reading a small tensor. */
 typedef struct {
     uint64_t address;

@@ -38,4 +38,14 @@ int tally(int64_t kind, const unsigned char *data, int64_t nbytes, Tally *so_far
 /* Return the figures of all elements; at least one was added. */
 Summary tallied(const Tally *all);
 
+/* Rows of `width` elements, which may come in parts: the L2 norm and the largest magnitude of each go `to` float32. */
+typedef struct {
+    int64_t width;
+    float *to;
+    Tally row; /* the one that has begun; all zero at first */
+} Rows;
+
+/* Add elements to rows. Returns 0, or -1 for a kind that is none. */
+int add_rows(int64_t kind, const unsigned char *data, int64_t nbytes, Rows *rows);
+
 #endif
