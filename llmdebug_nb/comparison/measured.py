@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.comparison.rules import Rule
-from llmdebug_nb.core import constants
+from llmdebug_nb.core import constants, row_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,12 @@ class Measured:
         if self.in_any_order is None:
             return at_tokens
         return min(at_tokens, replace(self, metrics=self.in_any_order), key=lambda m: m.error)
+
+    @property
+    def draws(self) -> float:
+        """Of how many random draws the error is made: the carriers; of sizes of rows, the rows."""
+        of_rows = "whole_stat_error" in (self.metrics or {}) and self.by_statistics
+        return row_sizes.count(self.pair.either.summary.shape) if of_rows else self.carriers
 
     @property
     def of_whole(self) -> Measured:

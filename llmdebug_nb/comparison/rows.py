@@ -64,7 +64,8 @@ def figures(rows: np.ndarray) -> RowFigures:
 class SizeFigures:
     """What the sizes of rows tell of their errors, each divided by golden's as in `RowFigures`.
 
-    ``error``: at most what is judged of values, but for one element that is far off by chance.
+    ``error``: at most what is judged of values. A norm changes by a draw of the row's error, and so
+    does a magnitude; the largest of n normal draws is sqrt(2 ln n).
     ``size``: the root of the sum of the squares of golden's sizes. By Cauchy's inequality, the
     difference of the means over ``size`` / sqrt(elements) is at most the rows' root mean square.
     """
@@ -80,9 +81,10 @@ def size_figures(golden: Sizes, mine: Sizes) -> SizeFigures:
     """Return the figures of the sizes of two tensors' rows."""
     norms, size = _size_errors(golden[0], mine[0])
     largest, _ = _size_errors(golden[1], mine[1])
+    chance = max(1.0, math.sqrt(2 * math.log(len(norms))))
     error = max(
         _root_mean_square(norms),
-        float(norms.max()) / constants.WORST_ROW,
+        float(norms.max()) / (constants.WORST_ROW * chance),
         _root_mean_square(largest) / (1 + constants.CARRIER_ERRORS),
     )
     return SizeFigures(error, float(np.sqrt((size**2).sum())))

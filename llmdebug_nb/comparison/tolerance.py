@@ -299,7 +299,7 @@ class Judge:
         else:
             # which elements have the noise of weights, statistics can't tell: one, say
             unsure = m.by_statistics and self._noise.of_weights.any_in(record.site)
-            by_chance = kin.chance(1.0 if unsure else m.carriers)
+            by_chance = kin.chance(1.0 if unsure else m.draws)
             smallness = max(
                 self._noise.cancelled(record.site, record.summary, eps),
                 kin.smallness(record, m.carriers),
