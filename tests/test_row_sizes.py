@@ -142,8 +142,10 @@ def test_all_ways_of_recording_keep_the_same(mode, tmp_path, monkeypatch):
     first = run("first")
     monkeypatch.setattr(native, "_make", lambda: None)
     assert str(run("second")) == str(first)  # NaN is not equal to itself
+    weights = {tuple(w.shape) for w in Net().parameters()}
     for _, each in first:
-        rows = sizes.count(each.shape) if each.dtype == "float32" else 0
+        is_weight = mode != "module" and {each.shape, each.shape[::-1]} & weights
+        rows = 0 if is_weight or each.dtype != "float32" else sizes.count(each.shape)
         assert len(each.row_sizes or b"") == rows * sizes.OF_ROW
     assert sum(each.row_sizes is not None for _, each in first) > 6
 

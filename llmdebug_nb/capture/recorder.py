@@ -269,6 +269,8 @@ class Recorder:
         self.hand.records.append(row)
         is_weight = self.weights.has(place, tensor) and not self._uncounted
         self._attempt(row, self._describe_weight if is_weight else self._describe, tensor)
+        if self._sizes_rows and row[rows.ROW_SIZES] is None and place not in self.weights.storages:
+            self._attempt(row, _size_rows, tensor)
         self._end_row(row, place)
         return row
 
@@ -360,7 +362,7 @@ class Recorder:
 
     def _repeat(self, row: Row, known: Row) -> None:
         """Describe a row like that of an equal tensor."""
-        row[rows.CONTENT], row[rows.ROW_SIZES] = known[rows.CONTENT], known[rows.ROW_SIZES]
+        row[rows.CONTENT] = known[rows.CONTENT]
         if row[rows.MIN] is None:
             self.devices.repeat(row, known)
         self.values.repeat(row, known)
@@ -369,7 +371,6 @@ class Recorder:
         try:
             if on_host(tensor):
                 row[rows.STATISTICS] = kernel.figures(tensor, where)
-                row[rows.ROW_SIZES] = row_sizes.of(tensor) if self._sizes_rows else None
             else:
                 self.devices.measure(row, tensor)
         except NotImplementedError:
@@ -435,3 +436,9 @@ class Recorder:
                     self.sources.stacks, self.sources.functions, self._chains.new = [], [], []
                 if batch.written or self.values.failure is not None:
                     self.hand = fresh
+
+
+def _size_rows(row: Row, tensor: torch.Tensor) -> None:
+    """Add the sizes of a tensor's rows to its row, if its values can be read here."""
+    if row[rows.MIN] is not None and on_host(tensor):
+        row[rows.ROW_SIZES] = row_sizes.of(tensor)

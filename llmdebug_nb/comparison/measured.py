@@ -69,8 +69,10 @@ class Measured:
     @property
     def draws(self) -> float:
         """Of how many random draws the error is made: the carriers; of sizes of rows, the rows."""
-        of_rows = "whole_stat_error" in (self.metrics or {}) and self.by_statistics
-        return row_sizes.count(self.pair.either.summary.shape) if of_rows else self.carriers
+        if not self.by_statistics:
+            return self.carriers
+        of_rows = "whole_stat_error" in (self.metrics or {})
+        return row_sizes.count(self.pair.either.summary.shape) if of_rows else 1.0
 
     @property
     def of_whole(self) -> Measured:

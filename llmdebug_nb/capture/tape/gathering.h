@@ -65,7 +65,6 @@ typedef struct {
     int64_t item, kind, height, filled, room;
     PyObject *digester;
     Tally tally;
-    Rows rows;
 } Strips;
 
 /* Measure what was gathered; unless it is the last, whole blocks of the summary alone. */
@@ -79,8 +78,6 @@ static int pour(Strips *strips, int last)
     Py_XDECREF(bytes);
     Py_XDECREF(nothing);
     tally(strips->kind, strips->elements, whole, &strips->tally);
-    if (strips->rows.to)
-        add_rows(strips->kind, strips->elements, whole, &strips->rows);
     memmove(strips->elements, strips->elements + whole, filled - whole);
     strips->filled = filled - whole;
     return done;
@@ -176,10 +173,10 @@ static int measure_in_strips(Tape *tape, Seen *seen, unsigned char *data, const 
     const int64_t room = SUM_BLOCK * item + (columns && row * height > STRIP ? row * height : STRIP);
     PyObject *digester = PyObject_CallNoArgs(tape->digester);
     unsigned char *elements = packed ? data : digester ? scratch(tape, room) : NULL;
-    Strips strips = {t, elements, item, seen->kind == BOOLS ? UINT8 : seen->kind, height, 0, room, digester, {0}, {0}};
-    if (!digester || !elements || begin_sizes(tape, seen, &strips.rows) != DONE) {
+    Strips strips = {t, elements, item, seen->kind == BOOLS ? UINT8 : seen->kind, height, 0, room, digester, {0}};
+    if (!digester || !elements) {
         Py_XDECREF(digester);
-        return PyErr_Occurred() ? FAILED : REFUSED;
+        return digester ? REFUSED : FAILED;
     }
     tape->packing |= !packed;
     int done = packed ? take_in(&strips, data, nbytes) : gather(&strips, data, 0);

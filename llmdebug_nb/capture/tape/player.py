@@ -131,6 +131,7 @@ class Player:
             return None
         player = cls(made, listener, recorder, guard.attempt)
         guard.before = player.play
+        recorder.weights.share(made)
         if not options.stats_only:
             player.keeps = True
             made.keep(values.contents, _player_of(guard))
@@ -145,7 +146,6 @@ class Player:
             kinds, numbers, lines = stacks.kinds, stacks.numbers, stacks.lines
         looks = "input" in roles, "output" in roles
         clock = pytorch.autograd_clock if self._listener.backward else None
-        self._recorder.weights.share(self.tape)
         self.tape.watch(self.operators, kinds, numbers, lines, clock, *looks)
 
     def open(self) -> None:

@@ -54,7 +54,7 @@ typedef struct {
     PyObject *page;    /* of a device, NULL on the host: which rows of it hold the summary, once it is read back */
     PyObject *device;  /* its name; NULL on the host */
     int64_t first, length, count;
-    PyObject *sizes; /* of its rows, as bytes: see add_rows; NULL if none are wanted */
+    PyObject *sizes; /* of its rows, as bytes, see size_rows; NULL if none are wanted */
     /* only where values are kept, see values.h: its elements, or the row in Python that describes equal ones */
     PyObject *values, *known;
 } Seen;
@@ -256,7 +256,7 @@ typedef struct {
     int64_t storage, offset, kind, ndim, shape[MOST_DIMS], strides[MOST_DIMS];
 } Place;
 
-/* A weight as it was measured, with a sample of its storage from there on, as in known_weights.py. The sizes of its rows follow. */
+/* A weight as it was measured, with a sample of its storage from there on, as in known_weights.py. */
 typedef struct {
     int64_t version, sample[2 * WORDS];
     uint64_t digest;
@@ -314,41 +314,20 @@ static int64_t ask(PyObject *object, PyObject *name)
     return number;
 }
 
-/* Return of how many rows of a tensor the sizes are wanted, as core/row_sizes.py does. */
+/* Return of how many rows of a tensor the sizes are wanted, as core/row_sizes.py does; of weights, which come again and again, none. */
 static int64_t count_rows(const Tape *tape, const Seen *seen)
 {
     int64_t rows = tape->sizes_rows && seen->kind <= BF16 && seen->ndim > 1;
     for (int64_t dim = 0; dim < seen->ndim - 1 && rows <= MOST_ROWS; dim++)
         rows *= seen->shape[dim];
-    return rows > 1 && rows <= MOST_ROWS ? rows : 0;
-}
-
-/* Make room for the sizes of rows, if they are wanted. */
-static int begin_sizes(const Tape *tape, Seen *seen, Rows *rows)
-{
-    const int64_t count = count_rows(tape, seen);
-    *rows = (Rows){0};
-    if (count == 0)
-        return DONE;
-    seen->sizes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * OF_ROW));
-    if (seen->sizes)
-        *rows = (Rows){.width = seen->shape[seen->ndim - 1], .to = (float *)(void *)PyBytes_AsString(seen->sizes)};
-    return seen->sizes ? DONE : FAILED;
-}
-
-/* Tell whether a known tensor of the same elements has as many rows, and take the sizes that it has. */
-static int take_sizes(const Tape *tape, Seen *seen, PyObject *sizes)
-{
-    if (count_rows(tape, seen) * OF_ROW != (sizes ? PyBytes_Size(sizes) : 0))
+    if (rows <= 1 || rows > MOST_ROWS || (tape->weights && PyDict_Contains(tape->weights, seen->storage) != 0))
         return 0;
-    Py_XINCREF(seen->sizes = sizes);
-    return 1;
+    return rows;
 }
 
 /* Measure the elements, and find their digest. Equal ones of some size are measured once. */
 static int measure(Tape *tape, Seen *seen, unsigned char *data, int64_t nbytes)
 {
-    Rows rows;
     PyObject *bytes = PyMemoryView_FromMemory((char *)data, nbytes, READ);
     PyObject *digest = bytes ? PyObject_CallFunctionObjArgs(tape->digest, bytes, NULL) : NULL;
     seen->digest = digest ? PyLong_AsUnsignedLongLong(digest) : 0;
@@ -356,10 +335,12 @@ static int measure(Tape *tape, Seen *seen, unsigned char *data, int64_t nbytes)
     Py_XDECREF(digest);
     if (PyErr_Occurred())
         return FAILED;
+    const int64_t rows = count_rows(tape, seen);
     Known *known = &tape->known[seen->digest % KNOWN];
     if (nbytes >= LARGE && known->digest == seen->digest && known->nbytes == nbytes && known->kind == seen->kind
-        && take_sizes(tape, seen, known->sizes)) {
+        && rows * OF_ROW == (known->sizes ? PyBytes_Size(known->sizes) : 0)) { /* then they are as wide */
         seen->summary = known->summary;
+        Py_XINCREF(seen->sizes = known->sizes);
         return DONE;
     }
     int64_t threads = 1;
@@ -370,11 +351,11 @@ static int measure(Tape *tape, Seen *seen, unsigned char *data, int64_t nbytes)
         if (PyErr_Occurred())
             return FAILED;
     }
-    if (begin_sizes(tape, seen, &rows) != DONE)
-        return FAILED;
     summarize(seen->kind == BOOLS ? UINT8 : seen->kind, data, nbytes, threads, &seen->summary);
-    if (rows.to)
-        add_rows(seen->kind, data, nbytes, &rows);
+    if (rows && !(seen->sizes = PyBytes_FromStringAndSize(NULL, rows * OF_ROW)))
+        return FAILED;
+    if (rows)
+        size_rows(seen->kind, data, rows, seen->shape[seen->ndim - 1], (float *)(void *)PyBytes_AsString(seen->sizes));
     if (nbytes >= LARGE) {
         Py_XDECREF(known->sizes);
         Py_XINCREF(seen->sizes);
@@ -430,41 +411,18 @@ static int is_weight(Tape *tape, const Seen *seen, PyObject *tensor, const Facts
     return *key != NULL;
 }
 
-/* Take what a weight is known to be, if its version and the sample agree. */
-static int is_known(Tape *tape, PyObject *key, const Weight *now, Seen *seen)
+/* Look up what a weight is, if its version and the sample agree. */
+static int is_known(Tape *tape, PyObject *key, Weight *now)
 {
     Weight known;
-    Rows rows;
     PyObject *bytes = PyDict_GetItemWithError(tape->measured, key);
     if (!bytes)
         return 0;
     memcpy(&known, PyBytes_AsString(bytes), sizeof known);
-    if (known.version != now->version || memcmp(known.sample, now->sample, sizeof known.sample)
-        || PyBytes_Size(bytes) != (Py_ssize_t)sizeof known + count_rows(tape, seen) * (Py_ssize_t)OF_ROW
-        || begin_sizes(tape, seen, &rows) != DONE)
+    if (known.version != now->version || memcmp(known.sample, now->sample, sizeof known.sample))
         return 0;
-    if (rows.to)
-        memcpy(rows.to, PyBytes_AsString(bytes) + sizeof known, (size_t)PyBytes_Size(seen->sizes));
-    seen->digest = known.digest, seen->summary = known.summary;
+    *now = known;
     return 1;
-}
-
-/* Note what a weight was measured to be. */
-static int note_weight(Tape *tape, PyObject *key, Weight *now, const Seen *seen)
-{
-    now->digest = seen->digest, now->summary = seen->summary;
-    const Py_ssize_t of_sizes = seen->sizes ? PyBytes_Size(seen->sizes) : 0;
-    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)sizeof *now + of_sizes);
-    if (!bytes)
-        return FAILED;
-    memcpy(PyBytes_AsString(bytes), now, sizeof *now);
-    if (of_sizes)
-        memcpy(PyBytes_AsString(bytes) + sizeof *now, PyBytes_AsString(seen->sizes), (size_t)of_sizes);
-    if (PyDict_Size(tape->measured) >= WEIGHTS)
-        PyDict_Clear(tape->measured); /* views of other lengths in each step, say */
-    const int done = PyDict_SetItem(tape->measured, key, bytes) == 0 ? DONE : FAILED;
-    Py_DECREF(bytes);
-    return done;
 }
 
 #include "gathering.h"
@@ -537,8 +495,8 @@ static int look_at(Tape *tape, Seen *seen, PyObject *tensor, const Facts *facts,
     if (tape->contents && nbytes > MOST_COPIED && !large)
         done = REFUSED;
     unsigned char *elements = NULL;
-    if (large && !tape->anew && !(is_output && is_written(tape, seen)) && is_known(tape, key, &now, seen))
-        done = DONE;
+    if (large && !tape->anew && !(is_output && is_written(tape, seen)) && is_known(tape, key, &now))
+        seen->digest = now.digest, seen->summary = now.summary, done = DONE;
     else if (done == DONE) {
         const int in_strips = large && !tape->contents && nbytes > STRIP;
         elements = in_strips ? NULL : packed_data(tape, data, t, (int)packed, nbytes);
@@ -546,8 +504,14 @@ static int look_at(Tape *tape, Seen *seen, PyObject *tensor, const Facts *facts,
         done = in_strips  ? measure_in_strips(tape, seen, data, t, (int)packed, nbytes)
                : elements ? measure(tape, seen, elements, nbytes)
                           : REFUSED;
-        if (done == DONE && large)
-            done = note_weight(tape, key, &now, seen);
+        if (done == DONE && large) {
+            now.digest = seen->digest, now.summary = seen->summary;
+            PyObject *bytes = PyBytes_FromStringAndSize((char *)&now, sizeof now);
+            if (PyDict_Size(tape->measured) >= WEIGHTS)
+                PyDict_Clear(tape->measured); /* views of other lengths in each step, say */
+            done = bytes && PyDict_SetItem(tape->measured, key, bytes) == 0 ? DONE : FAILED;
+            Py_XDECREF(bytes);
+        }
     }
     Py_XDECREF(key);
     if (done == DONE && tape->contents)

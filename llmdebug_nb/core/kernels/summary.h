@@ -38,14 +38,7 @@ int tally(int64_t kind, const unsigned char *data, int64_t nbytes, Tally *so_far
 /* Return the figures of all elements; at least one was added. */
 Summary tallied(const Tally *all);
 
-/* Rows of `width` elements, which may come in parts: the L2 norm and the largest magnitude of each go `to` float32. */
-typedef struct {
-    int64_t width;
-    float *to;
-    Tally row; /* the one that has begun; all zero at first */
-} Rows;
-
-/* Add elements to rows. Returns 0, or -1 for a kind that is none. */
-int add_rows(int64_t kind, const unsigned char *data, int64_t nbytes, Rows *rows);
+/* Find the L2 norm and the largest magnitude of each of some rows, of a kind that is one. `to`: room for two of each. */
+void size_rows(int64_t kind, const unsigned char *data, int64_t rows, int64_t width, float *to);
 
 #endif
