@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import llmdebug_nb as ld
+from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.capture.tape import native
 from llmdebug_nb.comparison import metrics
+from llmdebug_nb.comparison.measured import Measured
 from llmdebug_nb.core import constants
 from llmdebug_nb.core import row_sizes as sizes
 from llmdebug_nb.core.kernels import row_sizes
@@ -284,3 +286,17 @@ def test_the_bug_of_a_residual_is_found_where_it_is(tmp_path):
     report = ld.compare(*runs, progress=False)
     assert report.verdict == "diverged"
     assert "scale is 1.0 in golden and 1.002 in mine" in report.summary(), report.summary()
+
+
+@pytest.mark.parametrize(("shape", "draws"), [((1, 8), 1), ((5, 8), 5), ((2, 3, 8), 6)])
+def test_the_error_is_made_of_as_many_draws_as_there_are_rows(shape, draws, tmp_path):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    runs = [
+        recorded(nn.Softmax(-1), each, path=tmp_path, name=name, stats_only=True)
+        for name, each in (("a", x), ("b", x * 1.1))
+    ]
+    pair = Pair(*([*run.records()][-1] for run in runs), "same site")
+    by_statistics = metrics.statistics(pair.golden.summary, pair.mine.summary)
+    assert Measured(0, pair, by_statistics).draws == draws
+    values = metrics.compare(x, x * 1.1)
+    assert Measured(0, pair, values).draws == values["carriers"]
