@@ -166,7 +166,7 @@ def test_a_copy_without_statistics_has_none(tmp_path):
 def test_more_than_a_reader_takes_at_once_does_not_wait(tmp_path):
     class Wide(nn.Module):
         def forward(self, x):
-            return [x + n for n in range(200)]  # 6.5 MB of sizes
+            return [x + n for n in range(600)]  # 4.9 MB of sizes
 
     wide = Wide()
     with torch.no_grad(), ld.dump(wide, name="wide", path=tmp_path, stats_only=True) as run:
@@ -175,7 +175,7 @@ def test_more_than_a_reader_takes_at_once_does_not_wait(tmp_path):
         with closing(sqlite3.connect(folder / "index.sqlite")) as db:
             longest = db.execute("SELECT coalesce(max(length(rows)), 0) FROM waiting").fetchone()
         assert longest[0] <= waiting._MOST
-    assert sum(record.summary.row_sizes is not None for record in run.records()) == 201
+    assert sum(record.summary.row_sizes is not None for record in run.records()) == 601
 
 
 # -- hostile dumps ------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ enum { SCRATCH = 64 << 10, LARGE = 4 << 10, MANY = 1 << 21 /* as in native.py of
 enum { LONGEST_SHAPE = MOST_DIMS * 22 + 2 };
 enum { MOST_SCRATCH = 1 << 20 /* what a second-level cache holds */ };
 enum { AT_OFFSET = 20, AT_LOST = 22, AT_ROW_SIZES = 28 }; /* columns of a row, as in columns.py */
-enum { MOST_ROWS = 4096 /* as in constants.py */, OF_ROW = 2 * sizeof(float) };
+enum { MOST_ROWS = 1024 /* as in constants.py */, OF_ROW = 2 * sizeof(float) };
 enum { SMALL_WEIGHT = 64 << 10, WORDS = 64, WEIGHTS = 16 << 10 }; /* as in known_weights.py; entries, at 1.4 KB */
 static const int64_t ENDLESS = (int64_t)1 << 40; /* elements */
 
