@@ -71,7 +71,7 @@ def test_a_frame_is_these_bytes():
         '{"__metadata__":{"record":"[7,0,\\"x\\\\\\"y\\",0,\\"forward\\",\\"output\\",'
         '\\"0\\",\\"Linear\\",\\"float32\\",'
         '\\"[2, 3]\\",null,null,null,null,null,null,null,null,\\"cpu\\",null,null,'
-        'null,null,null,null,null,null,null]"},'
+        'null,null,null,null,null,null,null,null]"},'
         '"tensor":{"dtype":"F32","shape":[2, 3],"data_offsets":[0,24]}}'
     )
     padded = text + " " * (-len(text) % 8)
@@ -86,7 +86,7 @@ def test_a_frame_of_a_part_holds_its_shape_and_the_figures_of_the_whole():
         '{"__metadata__":{"record":"[7,0,\\"a\\",0,\\"forward\\",\\"output\\",\\"0\\",'
         '\\"Linear\\",\\"float32\\",'
         '\\"[2, 3]\\",-1.0,Infinity,NaN,2.5,1,1,0,null,\\"cpu\\",null,null,null,'
-        'null,\\"slice[0,:2]\\",\\"[2]\\",null,null,null]"},'
+        'null,\\"slice[0,:2]\\",\\"[2]\\",null,null,null,null]"},'
         '"tensor":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
     )
     padded = text + " " * (-len(text) % 8)

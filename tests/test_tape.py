@@ -91,7 +91,7 @@ def recorded(tmp_path, name, model, grad=False, **options):
 
 
 def off(monkeypatch):
-    monkeypatch.setattr(player, "tape", lambda without_gradients: None)
+    monkeypatch.setattr(player, "tape", lambda *_: None)
 
 
 OPTIONS = [

@@ -39,6 +39,7 @@ from llmdebug_nb.capture.walk import scalar_text
 from llmdebug_nb.core.batches import NO_FRAMES
 from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.errors import StoreError
+from llmdebug_nb.core.kernels import row_sizes
 from llmdebug_nb.core.kernels import summary as kernel
 from llmdebug_nb.core.kernels.fingerprint import ALGORITHM, ALGORITHMS, fingerprint
 from llmdebug_nb.core.kernels.raw import dtype_name, memory, plain, to_bytes, unreadable, view
@@ -95,7 +96,8 @@ class Recorder:
         self._settled: dict[int, Settled] = {}  # by id, of one root call
         self._reserved: list[int] = []  # storage numbers that no other storage may take meanwhile
         self._seen: list[native.Seen] = []  # outputs, which reserve those of their storages
-        self.devices = WaitingRows(native.eye())
+        self._sizes_rows = options.stats_only
+        self.devices = WaitingRows(native.eye(self._sizes_rows))
         self.weights.share(self.devices.eye)
         self._uncounted = False  # the tensor at hand may have changed without a new version
         self._placements = Placements(sink)
@@ -184,6 +186,7 @@ class Recorder:
                         producers.get(storage), *rows.WITHOUT_VALUES,
                         argument_of(slot, arguments) if arguments else None,
                         self._chains.number_of_seen(leaf, is_output) if views else None, None,
+                        leaf.row_sizes,
                     ]  # fmt: skip
                     made.append(row)
                     if device != "cpu":
@@ -266,6 +269,8 @@ class Recorder:
         self.hand.records.append(row)
         is_weight = self.weights.has(place, tensor) and not self._uncounted
         self._attempt(row, self._describe_weight if is_weight else self._describe, tensor)
+        if self._sizes_rows and row[rows.ROW_SIZES] is None and place not in self.weights.storages:
+            self._attempt(row, _size_rows, tensor)
         self._end_row(row, place)
         return row
 
@@ -345,6 +350,7 @@ class Recorder:
     def _describe_seen(self, row: Row, tensor: torch.Tensor, seen: native.Seen) -> None:
         """Do the same with what C made of a tensor."""
         row[rows.SEEN], row[rows.DEVICE] = seen.content(), "cpu"
+        row[rows.ROW_SIZES] = seen.row_sizes
         first = self.values.first(row)
         if first is not row:
             self._repeat(row, first)
@@ -430,3 +436,9 @@ class Recorder:
                     self.sources.stacks, self.sources.functions, self._chains.new = [], [], []
                 if batch.written or self.values.failure is not None:
                     self.hand = fresh
+
+
+def _size_rows(row: Row, tensor: torch.Tensor) -> None:
+    """Add the sizes of a tensor's rows to its row, if its values can be read here."""
+    if row[rows.MIN] is not None and on_host(tensor):
+        row[rows.ROW_SIZES] = row_sizes.of(tensor)

@@ -29,6 +29,7 @@ DEVICE, PRODUCER, ROLE = AT["device"], AT["producer"], AT["role"]
 AFTER_SITE = [None] * (len(COLUMNS) - DTYPE)
 WITHOUT_VALUES = [None] * (AT["argument"] - OFFSET)
 _ARGUMENT, _VIEWS, _PLACED = AT["argument"], AT["views"], AT["placed"]
+ROW_SIZES = AT["row_sizes"]
 CUT_SHORT = "an exception of the program came while it was recorded"
 _INPUTS = ("input", "after")  # the roles of arguments
 UNKNOWN = -1  # how many nan, of a packed record whose figures are not there yet: see packing.h

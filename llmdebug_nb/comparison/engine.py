@@ -313,7 +313,7 @@ def _by_statistics(
     """Return the metrics of statistics alone. ``why``: the reason for that."""
     if pair.fit is not None and not pair.fit.whole:
         return None, f"{why}, and statistics cover the whole tensor ({pair.fit.says})"
-    values = metrics.statistics(a, b)
+    values = metrics.statistics(a, b, by_rows=pair.fit is None)
     if a.numel and all(value is None for value in values.values()):
         return None, f"{why}, and no statistics to judge by"
     return values, STATS_ONLY + why

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.comparison.rules import Rule
-from llmdebug_nb.core import constants
+from llmdebug_nb.core import constants, row_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,21 @@ class Measured:
         if self.in_any_order is None:
             return at_tokens
         return min(at_tokens, replace(self, metrics=self.in_any_order), key=lambda m: m.error)
+
+    @property
+    def draws(self) -> float:
+        """Of how many random draws the error is made: the carriers; of sizes of rows, the rows."""
+        if not self.by_statistics:
+            return self.carriers
+        of_rows = "whole_stat_error" in (self.metrics or {})
+        return row_sizes.count(self.pair.either.summary.shape) if of_rows else 1.0
+
+    @property
+    def of_whole(self) -> Measured:
+        """The pair by the statistics of all of it, where those of rows were compared."""
+        metrics = self.metrics or {}
+        whole = metrics.get("whole_stat_error")
+        return self if whole is None else replace(self, metrics=metrics | {"stat_error": whole})
 
     @property
     def is_at_its_place(self) -> bool:

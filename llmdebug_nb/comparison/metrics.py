@@ -20,6 +20,7 @@ import torch
 from llmdebug_nb.comparison import rows, sums
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPE_NAMES, coarsest, epsilon, is_floating
+from llmdebug_nb.core.kernels import row_sizes
 from llmdebug_nb.core.kernels.difference import Sums
 from llmdebug_nb.core.kernels.relative import ratio
 from llmdebug_nb.core.records import Summary
@@ -167,13 +168,15 @@ def _identical(empty: bool, flat: bool, logits: bool) -> Metrics:
     return values | dict.fromkeys(LOGITS, None if empty else 0) if logits else values
 
 
-def statistics(golden: Summary, mine: Summary) -> Metrics:
+def statistics(golden: Summary, mine: Summary, by_rows: bool = True) -> Metrics:
     """Return ``{max,min,mean,l2norm}_stat_{absolute,relative}_error`` and ``stat_error``.
 
     absolute: |m - g|; relative: that over |g|, 0 if both are 0, inf if only g is. None if a figure
     is missing. ``stat_error``: the largest gap, relative to |g| for l2norm, |g| / sqrt(n) for mean,
     and, as one element may be far off by chance, several times the larger magnitude in g for max
-    and min. Its order of magnitude is a lower bound of the relative L2 error.
+    and min. Its order of magnitude is a lower bound of the relative L2 error. Where both have the
+    sizes of their rows and ``by_rows``, the rows tell it (`rows.size_figures`), and
+    ``whole_stat_error`` is the above.
     """
     values: Metrics = {}
     gaps: dict[str, float] = {}
@@ -193,7 +196,13 @@ def statistics(golden: Summary, mine: Summary) -> Metrics:
         "mean": norm / math.sqrt(golden.numel or 1),
         "l2norm": norm,
     }
-    return values | {"stat_error": max(ratio(gap, sizes[name]) for name, gap in gaps.items())}
+    whole = max(ratio(gap, sizes[name]) for name, gap in gaps.items())
+    by_rows &= golden.shape == mine.shape
+    if not by_rows or golden.row_sizes is None or mine.row_sizes is None:
+        return values | {"stat_error": whole}
+    of_rows = rows.size_figures(row_sizes.read(golden.row_sizes), row_sizes.read(mine.row_sizes))
+    mean = ratio(gaps["mean"], of_rows.size / math.sqrt(golden.numel))
+    return values | {"stat_error": max(of_rows.error, mean), "whole_stat_error": whole}
 
 
 def _gap(golden: float, mine: float) -> float:

@@ -60,6 +60,56 @@ def figures(rows: np.ndarray) -> RowFigures:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class SizeFigures:
+    """What the sizes of rows tell of their errors, each divided by golden's as in `RowFigures`.
+
+    ``error``: at most what is judged of values. A norm changes by a draw of the row's error, and so
+    does a magnitude; the largest of n normal draws is sqrt(2 ln n).
+    ``size``: the root of the sum of the squares of golden's sizes. By Cauchy's inequality, the
+    difference of the means over ``size`` / sqrt(elements) is at most the rows' root mean square.
+    """
+
+    error: float
+    size: float
+
+
+Sizes = tuple[np.ndarray, np.ndarray]  # norms and largest magnitudes
+
+
+def size_figures(golden: Sizes, mine: Sizes) -> SizeFigures:
+    """Return the figures of the sizes of two tensors' rows."""
+    norms, size = _size_errors(golden[0], mine[0])
+    largest, _ = _size_errors(golden[1], mine[1])
+    chance = max(1.0, math.sqrt(2 * math.log(len(norms))))
+    error = max(
+        _root_mean_square(norms),
+        float(norms.max()) / (constants.WORST_ROW * chance),
+        _root_mean_square(largest) / (1 + constants.CARRIER_ERRORS),
+    )
+    return SizeFigures(error, float(np.sqrt((size**2).sum())))
+
+
+def _size_errors(golden: np.ndarray, mine: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the errors of rows that are not zero on both sides, and golden's sizes of them all.
+
+    NaN agrees with NaN. Golden's sizes that are not finite count as the median one.
+    """
+    finite = np.isfinite(golden)
+    known = golden[finite & (golden > 0)]
+    size = np.maximum(np.where(finite, golden, 0.0), np.median(known) if len(known) else 0.0)
+    same = (golden == mine) | (np.isnan(golden) & np.isnan(mine))
+    with np.errstate(all="ignore"):
+        errors = np.where(same, 0.0, np.abs(mine - golden) / size)
+    errors[np.isnan(errors)] = math.inf
+    used = (golden != 0) | (mine != 0)
+    return errors[used] if used.any() else np.zeros(1), size
+
+
+def _root_mean_square(errors: np.ndarray) -> float:
+    return float(np.sqrt((errors**2).mean()))
+
+
 def _standard_errors(scales: np.ndarray) -> float:
     """Return the mean of some numbers in standard errors of it, 0 for few of them."""
     if len(scales) <= constants.FEW_ROWS:

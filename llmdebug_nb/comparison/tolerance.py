@@ -166,7 +166,7 @@ class Judge:
         """
         tells = constants.AMPLIFICATION * explained.level.unseen < constants.PERTURBED
         if m.by_statistics and tells:
-            row, level = self._judged(m, explained, eps)
+            row, level = self._judged(m.of_whole, explained, eps)
             if row.rule is Rule.NEAR_TIE or (eps and len(m.pair.either.summary.shape) > 1):
                 return row, replace(level, tied=True)
         unread = is_order or self._sorted.make(m.pair)
@@ -303,7 +303,7 @@ class Judge:
         else:
             # which elements have the noise of weights, statistics can't tell: one, say
             unsure = m.by_statistics and self._noise.of_weights.any_in(record.site)
-            by_chance = kin.chance(1.0 if unsure else m.carriers)
+            by_chance = kin.chance(1.0 if unsure else m.draws)
             smallness = max(
                 self._noise.cancelled(record.site, record.summary, eps),
                 kin.smallness(record, m.carriers),

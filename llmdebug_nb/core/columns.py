@@ -192,6 +192,7 @@ RECORDS = Table(
         Column("argument", "TEXT", "the parameter's name", added_later=True),
         Column("views", "INT", "number of its chain of views", added_later=True),
         Column("placed", "INT", "number of its placement over ranks", added_later=True),
+        Column("row_sizes", "BLOB", "norm and largest magnitude of each row", added_later=True),
     ],
 )
 SCALARS = Table(

@@ -329,6 +329,10 @@ TRACED_NODES = 400
 
 # Elements that are read at once: they stay in the processor's cache.
 CHUNK = 1 << 18
+# Rows of a tensor whose sizes are kept without its values, 8 bytes each. Caches of keys and values,
+# which have a row for each head and token, make recordings of operators 15 to 20 % slower with
+# 4,096 (benchmarks/capture.py, M), and no slower with these.
+MOST_ROWS = 1 << 10
 # Elements. Two tensors of this size are compared in 0.1 s, and as many again of others with them.
 RELATED_ELEMENTS = 1 << 22
 # Elements of a tensor that is read from disk: 0.1 s.

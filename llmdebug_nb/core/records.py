@@ -190,6 +190,7 @@ class Summary:
     in float64; all four are None for an empty tensor or one whose values can't be read.
     ``nan``/``inf``/``zero``: element counts, or None likewise.
     ``fingerprint``: ``algorithm:hex`` of the raw bytes (see `kernels/fingerprint.py`), or None.
+    ``row_sizes``: L2 norm and largest magnitude of each row (see `row_sizes.py`), or None.
     """
 
     dtype: str
@@ -202,6 +203,7 @@ class Summary:
     inf: int | None = None
     zero: int | None = None
     fingerprint: str | None = None
+    row_sizes: bytes | None = None
 
     @property
     def numel(self) -> int:

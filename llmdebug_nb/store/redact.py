@@ -36,7 +36,9 @@ REDACTED = "removed by llmdebug redact"  # why values are missing
 _NOT_KEPT = "not kept"  # in place of a reason in the words of an exception
 _OFFSET, _LOST, _DTYPE, _ROLE = AT["offset"], AT["lost"], AT["dtype"], AT["role"]
 _VALUES = ("offset", "length", "kept", "kept_shape")
-_STATISTICS = ("min", "max", "mean", "l2norm", "nan", "inf", "zero", "fingerprint")
+_STATISTICS = (
+    "min", "max", "mean", "l2norm", "nan", "inf", "zero", "fingerprint", "row_sizes",
+)  # fmt: skip
 _INTEGER = re.compile(r"u?int\d+")
 _TYPE, _VALUE = SCALARS.at["type"], SCALARS.at["value"]
 _NUMBERS = ("bool", "int", "float", "complex", "dtype", "device", "None")

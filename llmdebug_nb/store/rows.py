@@ -12,7 +12,7 @@ from pathlib import Path
 from sys import intern
 from typing import Any, TypeAlias
 
-from llmdebug_nb.core import placement
+from llmdebug_nb.core import placement, row_sizes
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.placement import Placement
 from llmdebug_nb.core.records import Node, Record, RootCall, Site, Summary, View
@@ -21,7 +21,7 @@ from llmdebug_nb.store.format import payload_dtype
 from llmdebug_nb.store.views import ROW_COLUMNS, VIEWS
 
 Row = Sequence[Any]
-Value: TypeAlias = str | float | None  # of a column
+Value: TypeAlias = str | float | bytes | None  # of a column
 _OWN = (
     "id", "seq", "op", "device", "producer", "payload", "lost", "kept", "kept_shape", "argument",
     "views", "placed",
@@ -52,7 +52,7 @@ def record_of(row: Row, path: Path | None) -> Record:
     (
         number, seq, op, device, producer, payload, lost, kept, kept_shape, argument, chain, placed,
         where, step, call, phase, role, slot, rank, generation,
-        dtype, shape, low, high, mean, norm, nan, inf, zero, fingerprint,
+        dtype, shape, low, high, mean, norm, nan, inf, zero, fingerprint, of_rows,
     ) = row  # fmt: skip
     try:
         sizes = shape_of(shape)
@@ -64,7 +64,11 @@ def record_of(row: Row, path: Path | None) -> Record:
         raise CorruptDumpError(f"{path}: record {number} is made of a later one, {producer}")
     if nan is not None and None in (low, high, mean, norm):  # SQLite keeps NaN as NULL
         low, high, mean, norm = (math.nan if f is None else f for f in (low, high, mean, norm))
-    summary = Summary(intern(dtype), sizes, low, high, mean, norm, nan, inf, zero, fingerprint)
+    if of_rows is not None and not row_sizes.are_of(of_rows, sizes):
+        raise CorruptDumpError(f"{path}: record {number} has row sizes, but not one for each row")
+    summary = Summary(
+        intern(dtype), sizes, low, high, mean, norm, nan, inf, zero, fingerprint, of_rows
+    )
     if kept is not None or kept_shape is not None:
         kept_shape = _kept_shape(path, number, kept, kept_shape)
     # each row has its own copies of these texts: one for all makes any look at them faster

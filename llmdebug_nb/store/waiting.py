@@ -20,24 +20,27 @@ from llmdebug_nb.core.batches import count_packed
 from llmdebug_nb.core.columns import CALLS, OPERATORS, RECORDS, SCALARS, Table
 
 TABLES = (RECORDS, SCALARS, OPERATORS, CALLS)  # whose rows may wait
-_MOST = 1 << 14  # rows that wait together: some 4 MB, of 16 that a reader takes
+_MOST = 4 << 20  # bytes that wait together, of 16 MiB that a reader takes
 _pack = msgspec.msgpack.Encoder().encode
 
 
 def add(db: sqlite3.Connection, rows: Sequence[Sequence[Sequence[object]]]) -> None:
     """Let rows of `TABLES` wait, inside of a transaction. A great many do not wait."""
-    if sum(map(len, rows)) > _MOST:
+    if not any(rows):
+        return
+    packed = _pack(rows)
+    if len(packed) > _MOST:
         insert_all(db, rows)
-    elif any(rows):
-        db.execute(columns.WAITING.insert, (_pack(rows),))
+    else:
+        db.execute(columns.WAITING.insert, (packed,))
 
 
 def add_packed(db: sqlite3.Connection, records: bytes | bytearray) -> None:
     """Let records wait that are packed already, as `Batch` says."""
-    packed, count = _pack((msgspec.Raw(records), (), (), ())), count_packed(records)
-    if count > _MOST:
+    packed = _pack((msgspec.Raw(records), (), (), ()))
+    if len(packed) > _MOST:
         insert_all(db, _unpack(packed))
-    elif count:
+    elif count_packed(records):
         db.execute(columns.WAITING.insert, (packed,))
 
 

@@ -42,7 +42,9 @@ STATISTICS = tuple(
     f"{name}_stat_{kind}_error" for name in metrics.STATISTICS for kind in ("absolute", "relative")
 )
 # figures that only the verdict needs
-_JUDGED = ("stat_error", "grain_share", "worst_channel", "channels_off", "clipped")
+_JUDGED = (
+    "stat_error", "whole_stat_error", "grain_share", "worst_channel", "channels_off", "clipped",
+)  # fmt: skip
 Row: TypeAlias = "dict[str, Cell]"
 
 

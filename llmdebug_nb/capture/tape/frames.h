@@ -128,7 +128,7 @@ static int put_header(Play *play, const Call *call, const Said *said, const Seen
     PyObject *before[] = {said->number, play->now.root_call, call->path, call->number, forward_text, said->role, said->slot, call->op};
     PyObject *after[] = {cpu_text, said->producer, known ? PyList_GetItem(known, AT_OFFSET) : Py_None,
                          known ? PyList_GetItem(known, AT_OFFSET + 1) : Py_None, Py_None, Py_None, Py_None, said->argument,
-                         said->chain, Py_None};
+                         said->chain, Py_None, Py_None};
     for (size_t i = 0; i < sizeof before / sizeof *before; i++) {
         put_json(to, before[i]);
         put_plain(to, ",");

@@ -33,7 +33,7 @@ from llmdebug_nb.core.records import View
 
 T = TypeVar("T")
 LIBRARY = Path(__file__).with_name("_tape.so")  # on every platform: it is opened by its path
-_VERSION = 11  # of what lies between the library and this module, as in tape.c
+_VERSION = 12  # of what lies between the library and this module, as in tape.c
 _KINDS = (*native.TABLE, "bool")  # as in tensor.h
 _DIMENSIONS = 8  # of a tensor that is seen: MOST_DIMS in tensor.h
 
@@ -60,6 +60,8 @@ class Seen(Protocol):
     def storage(self) -> int: ...
     @property
     def device(self) -> str: ...
+    @property
+    def row_sizes(self) -> bytes | None: ...
     def content(self) -> tuple[Any, ...]:
         """Return what `Content` declares; of a tensor on a device, dtype and shape alone."""
 
@@ -212,22 +214,23 @@ class Tape(Eye, Protocol[T]):
     def __len__(self) -> int: ...
 
 
-def tape(without_gradients: bool) -> Tape[Any] | None:
+def tape(without_gradients: bool, sizes_rows: bool = False) -> Tape[Any] | None:
     """Return a new tape, or None if the C kernel isn't used or torch lacks what it needs.
 
-    ``without_gradients``: it refuses calls while gradients are on.
+    ``without_gradients``: it refuses calls while gradients are on. ``sizes_rows``: what is seen has
+    the sizes of its rows.
     """
     make = _make()
-    return None if make is None else make(without_gradients)
+    return None if make is None else make(without_gradients, sizes_rows)
 
 
 @cache
-def _make() -> Callable[[bool], Tape[Any]] | None:
+def _make() -> Callable[[bool, bool], Tape[Any]] | None:
     view, module = native.tensor_view(), _library()
     if view is None or module is None or native.kernel() is None:
         return None
 
-    def make(without_gradients: bool) -> Tape[Any]:
+    def make(without_gradients: bool, sizes_rows: bool) -> Tape[Any]:
         calm = list(torch_modes.UNWATCHED)
         if without_gradients:
             calm.append((torch.is_grad_enabled, False))
@@ -237,20 +240,20 @@ def _make() -> Callable[[bool], Tape[Any]] | None:
             view, torch.Tensor, torch.nn.Parameter, plain, xxhash.xxh3_64_intdigest,
             xxhash.xxh3_64,
             torch.get_num_threads, pytorch.release_storage_number, leaves, OtherLeaf.of,
-            ask, answers, *torch_modes.FUNCTION_MODES, _KINDS,
+            ask, answers, *torch_modes.FUNCTION_MODES, _KINDS, sizes_rows,
         )  # fmt: skip
         means = devices.means()
         if means is not None:
             made.devices(*means)
         return made
 
-    return make if _is_right(make(False)) else None
+    return make if _is_right(make(False, True)) else None
 
 
 class _NeverSeen:
     """The class of tensors that were seen, where there is no tape."""
 
-    storage, device = 0, ""
+    storage, device, row_sizes = 0, "", None
 
     def content(self) -> tuple[Any, ...]:
         raise NotImplementedError
@@ -283,9 +286,9 @@ class _Blind:
         pass
 
 
-def eye() -> Eye:
-    """Return what looks at tensors."""
-    made = tape(False)
+def eye(sizes_rows: bool = False) -> Eye:
+    """Return what looks at tensors. ``sizes_rows``: see `tape`."""
+    made = tape(False, sizes_rows)
     return _Blind() if made is None else made
 
 
@@ -348,6 +351,9 @@ def _is_right(tape: Eye) -> bool:
     found = Content(*seen.content())
     digest = f"xxh3:{xxhash.xxh3_64_hexdigest(struct.pack('<4f', 1, 3, 2, 4))}"
     norm = found.l2norm
-    return abs(norm**2 - 30) < 1e-9 and found == Content(
-        "float32", "[2, 2]", 1.0, 4.0, 2.5, norm, 0, 0, 0, digest
+    sizes = struct.pack("<4f", 10**0.5, 3, 20**0.5, 4)
+    return (
+        seen.row_sizes == sizes
+        and abs(norm**2 - 30) < 1e-9
+        and found == Content("float32", "[2, 2]", 1.0, 4.0, 2.5, norm, 0, 0, 0, digest)
     )

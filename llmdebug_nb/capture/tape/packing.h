@@ -83,6 +83,20 @@ static void put_text(Row *to, PyObject *text)
         to->failed = 1;
 }
 
+/* Pack bytes or None. */
+static void put_binary(Row *to, PyObject *bytes)
+{
+    const Py_ssize_t size = bytes == Py_None ? 0 : PyBytes_Size(bytes);
+    if (bytes == Py_None)
+        put_nothing(to);
+    else if (size < 0)
+        to->failed = 1;
+    else {
+        put_big_endian(to, 0xc6, (uint64_t)size, 4);
+        put(to, PyBytes_AsString(bytes), size);
+    }
+}
+
 /* Pack an integer or None. */
 static void put_number(Row *to, PyObject *number)
 {

@@ -126,11 +126,12 @@ class Player:
         """
         values = recorder.values
         plays = may_wait(options) and (options.stats_only or values.may_be_packed)
-        made = tape(listener.backward) if plays else None
+        made = tape(listener.backward, options.stats_only) if plays else None
         if made is None:
             return None
         player = cls(made, listener, recorder, guard.attempt)
         guard.before = player.play
+        recorder.weights.share(made)
         if not options.stats_only:
             player.keeps = True
             made.keep(values.contents, _player_of(guard))
@@ -145,7 +146,6 @@ class Player:
             kinds, numbers, lines = stacks.kinds, stacks.numbers, stacks.lines
         looks = "input" in roles, "output" in roles
         clock = pytorch.autograd_clock if self._listener.backward else None
-        self._recorder.weights.share(self.tape)
         self.tape.watch(self.operators, kinds, numbers, lines, clock, *looks)
 
     def open(self) -> None:

@@ -4,7 +4,7 @@
    play. It works on Python's own lists and counters, so either goes on where the other has stopped. */
 
 enum { MOST_OPEN = 512, MANY_ROWS = 4096 /* as in rows.py */, SHOWN = 200 /* as in walk.py */ };
-enum { COLUMN_COUNT = 28, OF_VALUES = 5 /* columns, from the offset on */ };
+enum { COLUMN_COUNT = 29, OF_VALUES = 5 /* columns, from the offset on */ };
 
 static PyObject *records_name, *hand_name, *packed_name, *measured_name, *called_name, *operators_name, *scalars_name, *path_name, *op_name,
     *level_name, *number_name, *id_name, *module_id_name, *selected_name, *recorded_name, *parameters_name, *name_name,
@@ -552,6 +552,7 @@ static void put_row(Play *play, const Call *call, const Said *said, const Seen *
     put_text(row, said->argument);
     put_number(row, said->chain);
     put_nothing(row);
+    put_binary(row, known ? PyList_GetItem(known, AT_ROW_SIZES) : seen->sizes ? seen->sizes : Py_None);
 }
 
 #include "frames.h"

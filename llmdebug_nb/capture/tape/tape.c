@@ -19,13 +19,14 @@
 #include <pthread.h>
 #endif
 
-enum { VERSION = 11 /* as in native.py */ };
+enum { VERSION = 12 /* as in native.py */ };
 enum { REFUSED = 0, DONE = 1, COPIED = 2, FAILED = -1 };
 enum { READ = 0x100 /* PyBUF_READ, which 3.10's stable headers lack */ };
 enum { SCRATCH = 64 << 10, LARGE = 4 << 10, MANY = 1 << 21 /* as in native.py of the kernels */, KNOWN = 1 << 10, DEPTH = 8, SLOTS = 16, MOST = 4096 };
 enum { LONGEST_SHAPE = MOST_DIMS * 22 + 2 };
 enum { MOST_SCRATCH = 1 << 20 /* what a second-level cache holds */ };
-enum { AT_OFFSET = 20, AT_LOST = 22 }; /* columns of a row, as in columns.py */
+enum { AT_OFFSET = 20, AT_LOST = 22, AT_ROW_SIZES = 28 }; /* columns of a row, as in columns.py */
+enum { MOST_ROWS = 1024 /* as in constants.py */, OF_ROW = 2 * sizeof(float) };
 enum { SMALL_WEIGHT = 64 << 10, WORDS = 64, WEIGHTS = 16 << 10 }; /* as in known_weights.py; entries, at 1.4 KB */
 static const int64_t ENDLESS = (int64_t)1 << 40; /* elements */
 
@@ -53,6 +54,7 @@ typedef struct {
     PyObject *page;    /* of a device, NULL on the host: which rows of it hold the summary, once it is read back */
     PyObject *device;  /* its name; NULL on the host */
     int64_t first, length, count;
+    PyObject *sizes; /* of its rows, as bytes, see size_rows; NULL if none are wanted */
     /* only where values are kept, see values.h: its elements, or the row in Python that describes equal ones */
     PyObject *values, *known;
 } Seen;
@@ -72,6 +74,7 @@ static void seen_dealloc(PyObject *object)
     Py_XDECREF(seen->names);
     Py_XDECREF(seen->page);
     Py_XDECREF(seen->device);
+    Py_XDECREF(seen->sizes);
     Py_XDECREF(seen->values);
     Py_XDECREF(seen->known);
     PyObject_Free(object);
@@ -207,6 +210,15 @@ static PyObject *seen_values(PyObject *object, PyObject *unused)
     return values;
 }
 
+/* The sizes of its rows as bytes, or None. */
+static PyObject *seen_row_sizes(PyObject *object, void *unused)
+{
+    (void)unused;
+    PyObject *sizes = ((Seen *)object)->sizes ? ((Seen *)object)->sizes : Py_None;
+    Py_INCREF(sizes);
+    return sizes;
+}
+
 /* The row that describes equal values, or None. */
 static PyObject *seen_known(PyObject *object, PyObject *unused)
 {
@@ -224,6 +236,7 @@ static PyMethodDef seen_methods[] = {{"content", seen_content, METH_NOARGS, NULL
                                      {NULL, NULL, 0, NULL}};
 static PyGetSetDef seen_getset[] = {{"storage", seen_storage, NULL, NULL, NULL},
                                     {"device", seen_device, NULL, NULL, NULL},
+                                    {"row_sizes", seen_row_sizes, NULL, NULL, NULL},
                                     {NULL, NULL, NULL, NULL, NULL}};
 static PyType_Slot seen_slots[] = {
     {Py_tp_dealloc, seen_dealloc}, {Py_tp_methods, seen_methods}, {Py_tp_getset, seen_getset}, {0, NULL}};
@@ -235,6 +248,7 @@ typedef struct {
     uint64_t digest;
     int64_t nbytes, kind;
     Summary summary;
+    PyObject *sizes; /* as in `Seen` */
 } Known;
 
 /* Where a weight lies, or a view of it. */
@@ -287,6 +301,7 @@ typedef struct {
     PyObject *inputs; /* of the operator whose outputs are looked at; borrowed, NULL otherwise */
     int anew;         /* the tensor that is looked at may have changed without a new version */
     PyObject *contents, *play; /* see values.h; NULL if no values are kept */
+    int sizes_rows; /* sizes of rows are wanted */
     int packing; /* the scratch is in use: code of the program, such as a finalizer, may run meanwhile and look, too */
 } Tape;
 
@@ -299,6 +314,17 @@ static int64_t ask(PyObject *object, PyObject *name)
     return number;
 }
 
+/* Return of how many rows of a tensor the sizes are wanted, as core/row_sizes.py does; of weights, which come again and again, none. */
+static int64_t count_rows(const Tape *tape, const Seen *seen)
+{
+    int64_t rows = tape->sizes_rows && seen->kind <= BF16 && seen->ndim > 1;
+    for (int64_t dim = 0; dim < seen->ndim - 1 && rows <= MOST_ROWS; dim++)
+        rows *= seen->shape[dim];
+    if (rows <= 1 || rows > MOST_ROWS || (tape->weights && PyDict_Contains(tape->weights, seen->storage) != 0))
+        return 0;
+    return rows;
+}
+
 /* Measure the elements, and find their digest. Equal ones of some size are measured once. */
 static int measure(Tape *tape, Seen *seen, unsigned char *data, int64_t nbytes)
 {
@@ -309,9 +335,12 @@ static int measure(Tape *tape, Seen *seen, unsigned char *data, int64_t nbytes)
     Py_XDECREF(digest);
     if (PyErr_Occurred())
         return FAILED;
+    const int64_t rows = count_rows(tape, seen);
     Known *known = &tape->known[seen->digest % KNOWN];
-    if (nbytes >= LARGE && known->digest == seen->digest && known->nbytes == nbytes && known->kind == seen->kind) {
+    if (nbytes >= LARGE && known->digest == seen->digest && known->nbytes == nbytes && known->kind == seen->kind
+        && rows * OF_ROW == (known->sizes ? PyBytes_Size(known->sizes) : 0)) { /* then they are as wide */
         seen->summary = known->summary;
+        Py_XINCREF(seen->sizes = known->sizes);
         return DONE;
     }
     int64_t threads = 1;
@@ -323,8 +352,15 @@ static int measure(Tape *tape, Seen *seen, unsigned char *data, int64_t nbytes)
             return FAILED;
     }
     summarize(seen->kind == BOOLS ? UINT8 : seen->kind, data, nbytes, threads, &seen->summary);
-    if (nbytes >= LARGE)
-        *known = (Known){seen->digest, nbytes, seen->kind, seen->summary};
+    if (rows && !(seen->sizes = PyBytes_FromStringAndSize(NULL, rows * OF_ROW)))
+        return FAILED;
+    if (rows)
+        size_rows(seen->kind, data, rows, seen->shape[seen->ndim - 1], (float *)(void *)PyBytes_AsString(seen->sizes));
+    if (nbytes >= LARGE) {
+        Py_XDECREF(known->sizes);
+        Py_XINCREF(seen->sizes);
+        *known = (Known){seen->digest, nbytes, seen->kind, seen->summary, seen->sizes};
+    }
     return DONE;
 }
 
@@ -512,7 +548,7 @@ static Seen *new_seen(Tape *tape)
 {
     Seen *seen = PyObject_New(Seen, seen_type);
     if (seen) {
-        seen->storage = seen->release = seen->page = seen->device = seen->values = seen->known = NULL;
+        seen->storage = seen->release = seen->page = seen->device = seen->sizes = seen->values = seen->known = NULL;
         seen->names = tape->names;
         Py_INCREF(seen->names);
         tape->seen++;
@@ -830,9 +866,9 @@ static int tape_init(PyObject *object, PyObject *args, PyObject *unused)
     Tape *tape = (Tape *)object;
     unsigned long long view;
     PyObject *tensor, *parameter, *plain, *digest, *digester, *threads, *release, *leaves, *other, *busy, *calm, *modes, *unseen, *names;
-    if (!PyArg_ParseTuple(args, "KOOOOOOOOOO!O!OOO!", &view, &tensor, &parameter, &plain, &digest, &digester, &threads, &release,
+    if (!PyArg_ParseTuple(args, "KOOOOOOOOOO!O!OOO!p", &view, &tensor, &parameter, &plain, &digest, &digester, &threads, &release,
                           &leaves, &other, &PyTuple_Type, &busy, &PyTuple_Type, &calm, &modes, &unseen, &PyTuple_Type,
-                          &names))
+                          &names, &tape->sizes_rows))
         return -1;
     if (PyTuple_Size(busy) != PyTuple_Size(calm) || PyTuple_Size(names) <= BOOLS || tape->events) {
         PyErr_SetString(PyExc_ValueError, "these make no tape");
@@ -873,6 +909,8 @@ static void tape_dealloc(PyObject *object)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         Py_XDECREF(all[i]);
     free_devices(tape);
+    for (int i = 0; tape->known && i < KNOWN; i++)
+        Py_XDECREF(tape->known[i].sizes);
     PyMem_Free(tape->known);
     PyMem_Free(tape->scratch);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);

@@ -24,6 +24,7 @@
 
 /* `sums`: room for two sums of each block, or NULL. */
 typedef void Kernel(const unsigned char *data, int64_t count, Part *part, double *sums);
+typedef void Sizer(const unsigned char *data, int64_t rows, int64_t width, float *to); /* see size_rows */
 
 static inline void add(Part *part, double **sums, double sum, double squares)
 {
@@ -83,6 +84,28 @@ static inline void add(Part *part, double **sums, double sum, double squares)
         part->high = (double)VALUE(top < 0 ? least : (BITS)top) + 0.0;                                             \
     }
 
+/* Rows, which may be narrow: all in one call. */
+#define ROWS(NAME, TARGET, WORD, SHIFT, BITS, INFINITE, VALUE)                                                     \
+    TARGET static void NAME(const unsigned char *data, int64_t rows, int64_t width, float *to)                     \
+    {                                                                                                              \
+        const BITS magnitudes = (BITS)-1 >> 1;                                                                     \
+        for (int64_t row = 0; row < rows; row++, data += width * (int64_t)sizeof(WORD)) {                          \
+            double squares = 0;                                                                                    \
+            BITS most = 0;                                                                                         \
+            _Pragma("omp simd reduction(max: most) reduction(+: squares)")                                         \
+            for (int64_t i = 0; i < width; i++) {                                                                  \
+                WORD word;                                                                                         \
+                memcpy(&word, data + i * (int64_t)sizeof word, sizeof word);                                       \
+                const BITS bits = (BITS)word << SHIFT, magnitude = bits & magnitudes;                              \
+                const double value = VALUE(bits);                                                                  \
+                most = magnitude > most ? magnitude : most;                                                        \
+                squares += value * value;                                                                          \
+            }                                                                                                      \
+            to[2 * row] = most > INFINITE ? NAN : (float)sqrt(squares);                                            \
+            to[2 * row + 1] = most > INFINITE ? NAN : (float)VALUE(most);                                          \
+        }                                                                                                          \
+    }
+
 #define INTEGERS(NAME, TARGET, TYPE)                                                                               \
     TARGET static void NAME(const unsigned char *data, int64_t count, Part *part, double *sums)                    \
     {                                                                                                              \
@@ -127,6 +150,11 @@ static inline void add(Part *part, double **sums, double sum, double squares)
     INTEGERS(u16_##LEVEL, TARGET, uint16_t)                                                                        \
     INTEGERS(u32_##LEVEL, TARGET, uint32_t)                                                                        \
     INTEGERS(u64_##LEVEL, TARGET, uint64_t)                                                                        \
+    ROWS(f32_rows_##LEVEL, TARGET, uint32_t, 0, uint32_t, 0x7f800000u, single_value)                               \
+    ROWS(f64_rows_##LEVEL, TARGET, uint64_t, 0, uint64_t, 0x7ff0000000000000u, double_value)                       \
+    ROWS(f16_rows_##LEVEL, TARGET, uint16_t, 16, uint32_t, 0x7c000000u, half_value)                                \
+    ROWS(bf16_rows_##LEVEL, TARGET, uint16_t, 16, uint32_t, 0x7f800000u, single_value)                             \
+    static Sizer *const sizers_##LEVEL[] = {f32_rows_##LEVEL, f64_rows_##LEVEL, f16_rows_##LEVEL, bf16_rows_##LEVEL};\
     static Kernel *const kernels_##LEVEL[] = {                                                                     \
         f32_##LEVEL, f64_##LEVEL, f16_##LEVEL, bf16_##LEVEL, i8_##LEVEL, i16_##LEVEL,                              \
         i32_##LEVEL, i64_##LEVEL, u8_##LEVEL, u16_##LEVEL, u32_##LEVEL, u64_##LEVEL,                               \
@@ -138,16 +166,23 @@ KERNELS(any, )
 KERNELS(avx2, __attribute__((target("avx2,fma"))))
 KERNELS(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))))
 
-static Kernel *const *best(void)
+static Kernel *const *const kernels[] = {kernels_any, kernels_avx2, kernels_avx512};
+static Sizer *const *const sizers[] = {sizers_any, sizers_avx2, sizers_avx512};
+
+/* Return the place of this processor's best kernels. */
+static int best(void)
 {
     if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return kernels_avx512;
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? kernels_avx2 : kernels_any;
+        return 2;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 #else
-static Kernel *const *best(void)
+static Kernel *const *const kernels[] = {kernels_any};
+static Sizer *const *const sizers[] = {sizers_any};
+
+static int best(void)
 {
-    return kernels_any;
+    return 0;
 }
 #endif
 
@@ -231,12 +266,12 @@ static int is_kind(int64_t kind)
     return kind >= 0 && kind < (int64_t)(sizeof kernels_any / sizeof *kernels_any);
 }
 
-static int summarize_by(Kernel *const *kernels, int64_t kind, const unsigned char *data, int64_t nbytes, int64_t threads,
+static int summarize_by(Kernel *const *by, int64_t kind, const unsigned char *data, int64_t nbytes, int64_t threads,
                         Summary *out)
 {
     if (!is_kind(kind))
         return -1;
-    Kernel *kernel = kernels[kind];
+    Kernel *kernel = by[kind];
     const int64_t count = nbytes / sizes[kind], blocks = (count + SUM_BLOCK - 1) / SUM_BLOCK;
     int64_t many = threads < nbytes / SHARE ? threads : nbytes / SHARE;
     many = many > MOST_THREADS ? MOST_THREADS : many;
@@ -261,7 +296,7 @@ static int summarize_by(Kernel *const *kernels, int64_t kind, const unsigned cha
 
 int summarize(int64_t kind, const unsigned char *data, int64_t nbytes, int64_t threads, Summary *out)
 {
-    return summarize_by(best(), kind, data, nbytes, threads, out);
+    return summarize_by(kernels[best()], kind, data, nbytes, threads, out);
 }
 
 int tally(int64_t kind, const unsigned char *data, int64_t nbytes, Tally *so_far)
@@ -272,11 +307,16 @@ int tally(int64_t kind, const unsigned char *data, int64_t nbytes, Tally *so_far
     const int64_t count = nbytes / sizes[kind];
     if (!count)
         return 0;
-    best()[kind](data, count, &part, NULL);
+    kernels[best()][kind](data, count, &part, NULL);
     if (so_far->count)
         extend(&part, &so_far->part);
     *so_far = (Tally){so_far->count + count, part};
     return 0;
+}
+
+void size_rows(int64_t kind, const unsigned char *data, int64_t rows, int64_t width, float *to)
+{
+    sizers[best()][kind](data, rows, width, to);
 }
 
 /* Question and answer are one record, since passing several arguments takes ctypes longer than reading a small tensor. */

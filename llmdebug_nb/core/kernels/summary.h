@@ -38,4 +38,7 @@ int tally(int64_t kind, const unsigned char *data, int64_t nbytes, Tally *so_far
 /* Return the figures of all elements; at least one was added. */
 Summary tallied(const Tally *all);
 
+/* Find the L2 norm and the largest magnitude of each of some rows, of a kind that is one. `to`: room for two of each. */
+void size_rows(int64_t kind, const unsigned char *data, int64_t rows, int64_t width, float *to);
+
 #endif
