@@ -98,7 +98,7 @@ class Judge:
             rule = Rule.UNMEASURED if m.rule is Rule.NOISE else m.rule
             return self._row(m, UNMATCHED, None, None, {}, rule, m.remark)
         is_order = self._sorted.is_order(m.pair)
-        explained = self._noise.explain(site, eps, shape, is_replaced(m.pair))
+        explained = self._noise.explain(site, eps, shape, is_replaced(m.pair), m.input_rounding)
         if m.error and explained.level.tied and self._given_limit(m) is None:
             row, level = self._behind_tie(m, explained, eps, is_order)
         else:
@@ -258,6 +258,11 @@ class Judge:
             follows = row(verdict, m.error, limit, Rule.PASSED_ON, remark)
             return replace(follows, follows=True), level
         rule = Rule.OTHER_SHAPE if m.certain and m.rule is Rule.OTHER_SHAPE else Rule.NOISE
+        if verdict == "within_noise" and m.input_rounding:
+            before = math.sqrt(max(explained.level.error**2 - m.input_rounding**2, 0.0))
+            exact = replace(explained, level=replace(explained.level, error=before))
+            if m.error > self._noise_limits(m, exact, eps).error:
+                rule = Rule.FACTOR_ROUNDED
         return row(verdict, m.error, limit, rule, remark), level
 
     def _row(
