@@ -16,6 +16,7 @@ from fake_ggml import F32, Q8_0, Fake, installed
 from llmdebug_nb.comparison import other_tokens
 from llmdebug_nb.comparison.input_rounding import Factor
 from llmdebug_nb.comparison.rules import Rule
+from llmdebug_nb.core.kernels import ggml_blocks
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, Site
 
@@ -168,3 +169,71 @@ def test_another_token_within_noise_is_told_with_its_lead(tmp_path: Path) -> Non
     assert "golden prefers token 1 to mine's 0 by 0.001 logits" in said
     assert said.endswith("that is a near tie")
     assert other_tokens.says([], runs[0].load, runs[1].load) == ""
+
+
+class Ours(torch.nn.Module):
+    """A norm and a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.proj = torch.nn.LayerNorm(64), torch.nn.Linear(64, 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.proj(self.norm(x))
+        return made
+
+
+class Scaled(torch.nn.Module):
+    """A norm whose channels are off by up to a share."""
+
+    def __init__(self, norm: torch.nn.LayerNorm, by: float) -> None:
+        super().__init__()
+        self.weight, self.bias = norm.weight, norm.bias
+        self.by = torch.linspace(1 - by, 1 + by, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(x, (64,), self.weight, self.bias) * self.by
+
+
+class Rounding(torch.nn.Module):
+    """A product that rounds its input to blocks of 8 bits."""
+
+    def __init__(self, product: torch.nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = product.weight, product.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = ggml_blocks.roundings_of("q4_1")[0](x).float()
+        return torch.nn.functional.linear(x, self.weight, self.bias)
+
+
+class Theirs(torch.nn.Module):
+    """The same by other code."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        ours = Ours()
+        self.attn_norm, self.attn_q = Scaled(ours.norm, by), Rounding(ours.proj)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.attn_q(self.attn_norm(x))
+        return made
+
+
+@pytest.mark.parametrize(("by", "verdict"), [(0.0, "within_noise"), (0.006, "diverged")])
+def test_an_error_that_this_noise_hides_behind_it_counts_by_itself(
+    monkeypatch: pytest.MonkeyPatch, by: float, verdict: str
+) -> None:
+    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+    runs = []
+    for name, model in (("golden", Ours()), ("mine", Theirs(by))):
+        with ld.dump(model, name=name) as run, torch.no_grad():
+            model(x)
+        runs.append(run)
+    monkeypatch.setattr(ld.Run, "products", {"attn_q": "q4_1"})
+    report = ld.compare(*runs, progress=False)
+    results = [d.verdict for d in report.differences if d.pair.golden and d.site.path == ""]
+    assert set(results) == {"match", "within_noise"}
+    assert report.verdict == verdict
+    assert [each.path for each in report.findings] == ["norm"] * (by > 0)

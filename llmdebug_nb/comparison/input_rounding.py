@@ -25,6 +25,7 @@ from llmdebug_nb.core.kernels.fingerprint import same
 from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.records import CallKey, Record
 
+INPUT_ROUNDING = "input_rounding"  # the figure of a row: that error, relative
 Kinds = Mapping[str, str]  # path of a module -> ggml's type of the weight that it multiplies with
 
 

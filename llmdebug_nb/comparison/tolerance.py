@@ -17,6 +17,7 @@ from llmdebug_nb.comparison import choices
 from llmdebug_nb.comparison.calibration import Calibration
 from llmdebug_nb.comparison.differences import MISMATCHES, Comparison, Difference, RowVerdict
 from llmdebug_nb.comparison.epsilons import Epsilons
+from llmdebug_nb.comparison.input_rounding import INPUT_ROUNDING
 from llmdebug_nb.comparison.limits import Judged, Limits
 from llmdebug_nb.comparison.measured import Measured, is_even, scale_of
 from llmdebug_nb.comparison.metrics import Metrics
@@ -205,6 +206,8 @@ class Judge:
     def _judged(self, m: Measured, explained: Explained, eps: float) -> tuple[Difference, Level]:
         """Return the verdict, and the noise that follows from it."""
         metrics, scale = m.metrics or {}, scale_of(m.metrics or {})
+        if m.input_rounding:
+            metrics = metrics | {INPUT_ROUNDING: m.input_rounding}
         source = self._of_producer(m.pair)
         if source is not None and explained.level.expected and not source.expected:
             # what is expected beside it in the module has no part in it
