@@ -5,6 +5,7 @@ Needs torch, transformers and gguf. A bug changes what the file says, never its 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,10 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "expert_feed_forward_length": ("moe_intermediate_size",),
     "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
 }
-FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q4_K": 15, "q5_K": 16, "q6_K": 18}
+FILE_TYPES = {
+    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_K": 10,
+    "q3_K": 12, "q4_K": 15, "q5_K": 16, "q6_K": 18,
+}  # fmt: skip
 Weights = dict[str, np.ndarray]
 Settings = dict[str, float | str]
 Bug = Callable[[Weights, Settings], None]
@@ -187,6 +191,29 @@ def write(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def with_weights_of(source: transformers.PreTrainedModel, path: Path) -> Any:
+    """Return a model with the weights of its file, in floats. Its experts are not fused."""
+    made, heads = copy.deepcopy(source), {}
+    if architecture(source) in PERMUTED:
+        heads = {name: heads_of(name) for name in source.state_dict() if heads_of(name)}
+    names = gguf.get_tensor_name_map(
+        getattr(gguf.MODEL_ARCH, architecture(source).upper()), source.config.num_hidden_layers
+    )
+    held = {
+        each.name: gguf.quants.dequantize(each.data, each.tensor_type)
+        for each in gguf.GGUFReader(path).tensors
+    }
+    state = {}
+    for name, weight in source.state_dict().items():
+        values = held[names.get_name(name, try_suffixes=(".weight", ".bias"))]
+        if name in heads:  # `permuted` undone
+            parts = values.reshape(heads[name], -1, 2, *values.shape[1:])
+            values = parts.swapaxes(1, 2).reshape(values.shape)
+        state[name] = torch.from_numpy(values.copy()).reshape(weight.shape)
+    made.load_state_dict(state)
+    return made
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, count: int) -> None:

@@ -17,6 +17,7 @@ import llamacpp_model
 import llmdebug_nb as ld
 
 PROMPT = list(range(10, 30))
+OF_ONE_FILE = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K")
 
 
 def opened(path: Path, **more: object) -> llama_cpp.Llama:
@@ -124,15 +125,39 @@ def by_request(path: Path, folder: Path) -> dict[str, object]:
 
 
 def coarse(source: torch.nn.Module, folder: Path) -> dict[str, object]:
-    """Compare right files of several precisions, with a cache in f16, and one wrong file."""
-    with ld.dump(source, name="floats", path=folder, tokens="all") as golden, torch.no_grad():
-        source(torch.tensor([PROMPT]))
+    """Compare right files of several precisions, with a cache in f16, and wrong files.
+
+    Golden has the model's weights, or those of the file.
+    """
+
+    def in_floats(model: torch.nn.Module) -> ld.Run:
+        with ld.dump(model, name="floats", path=folder, tokens="all") as run, torch.no_grad():
+            model(torch.tensor([PROMPT]))
+        return run
+
+    floats = in_floats(source)
+
+    def tied(weights: llamacpp_model.Weights, _: llamacpp_model.Settings) -> None:
+        weights["output.weight"] = weights["token_embd.weight"]
+
+    def smoothed(_: llamacpp_model.Weights, settings: llamacpp_model.Settings) -> None:
+        settings["attention.layer_norm_rms_epsilon"] = 1e-2
+
+    def turned(weights: llamacpp_model.Weights, _: llamacpp_model.Settings) -> None:
+        for name in weights:
+            if heads := llamacpp_model.heads_of(name):
+                weights[name] = llamacpp_model.permuted(weights[name], heads)
 
     def halved(weights: llamacpp_model.Weights, _: llamacpp_model.Settings) -> None:
         weights["blk.1.attn_v.weight"] = weights["blk.1.attn_v.weight"] * 0.5
 
-    def compared(precision: str, flash: bool, bug: llamacpp_model.Bug | None) -> dict[str, object]:
-        path = folder / "coarse.gguf"
+    def compared(
+        precision: str, flash: bool, bug: llamacpp_model.Bug | None, own: bool = False
+    ) -> dict[str, object]:
+        path, golden = folder / "coarse.gguf", floats
+        if own:
+            llamacpp_model.write(source, path, precision)
+            golden = in_floats(llamacpp_model.with_weights_of(source, path))
         llamacpp_model.write(source, path, precision, bug)
         llama = llama_cpp.Llama(
             str(path), n_ctx=128, logits_all=True, verbose=False, n_threads=1, flash_attn=flash
@@ -151,6 +176,11 @@ def coarse(source: torch.nn.Module, folder: Path) -> dict[str, object]:
         "f16 flash": compared("f16", True, None),
         "q8_0 wrong": compared("q8_0", False, halved),
         "q4_K": compared("q4_K", False, None),
+        **{f"{kind} in floats": compared(kind, False, None, True) for kind in OF_ONE_FILE},
+        "q4_K halved": compared("q4_K", False, halved, True),
+        "q4_K tied": compared("q4_K", False, tied, True),
+        "q4_K smoothed": compared("q4_K", False, smoothed, True),
+        "q4_K turned": compared("q4_K", False, turned, True),
     }
 
 

@@ -86,8 +86,8 @@ def test_a_right_engine_agrees_with_transformers(runs: Runs, engine: str, name: 
     [
         # values of layer 1 are 1.5 times as large: vLLM computes them in one module with q and k
         ("vllm", r"model\.layers\.1\.self_attn(\.v_proj)?"),
-        # queries and keys of all layers have their rows in another order
-        ("llamacpp", r"model\.layers\.0\.self_attn(\.[qk]_proj)?"),
+        # queries and keys of all layers have their rows in another order than mine's rope takes
+        ("llamacpp", r"model\.layers\.0\.self_attn(\.[qko]_proj)?"),
     ],
 )
 def test_the_bug_of_a_wrong_engine_is_the_first_finding(
@@ -96,6 +96,22 @@ def test_the_bug_of_a_wrong_engine_is_the_first_finding(
     report = ld.compare(runs[engine]["golden"], runs[engine]["wrong"])
     assert report.verdict == "diverged"
     assert re.fullmatch(place, report.findings[0].golden.path), report.findings[0]
+
+
+@pytest.mark.parametrize("name", ["right", "q8_0"])
+def test_without_weights_the_order_of_queries_and_keys_is_that_of_the_first_layer(
+    runs: Runs, name: str
+) -> None:
+    report = ld.compare(runs["llamacpp"]["golden"], runs["llamacpp"][name])
+    rows = [
+        d for d in report.differences
+        if re.search(r"[qk]_proj$", d.site.path) and d.site.role == "output"
+    ]  # fmt: skip
+    assert {(d.site.path, d.site.generation) for d in rows} == {
+        (f"model.layers.{layer}.self_attn.{name}_proj", text)
+        for layer in (0, 1) for name in "qk" for text in (0, 1)
+    }  # fmt: skip
+    assert {d.verdict for d in rows} == {"within_noise"}
 
 
 def test_the_summary_of_a_right_engine_says_why_rows_have_no_partner(runs: Runs) -> None:

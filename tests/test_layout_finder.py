@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmdebug_nb.align import fit as moves
+from llmdebug_nb.align.reordered import is_within_heads
 from llmdebug_nb.align.rounded import Steps
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.core.kernels.summary import summarize
@@ -430,3 +431,14 @@ def test_fits_have_one_key_if_they_do_the_same_and_another_if_not():
     assert fit("one way to say it", 2.0).key == fit("another", 2.0).key
     assert fit("the same words", 2.0).key != fit("the same words", 3.0).key
     hash(fit("", 2.0).key)
+
+
+def test_only_channels_within_all_heads_are_an_order_of_outputs():
+    channels = torch.arange(8).view(2, 4).T.flatten()  # pairs in place of halves
+    within = (torch.arange(4)[:, None] * 8 + channels).flatten()
+    assert is_within_heads(within)
+    assert not is_within_heads(torch.arange(32))
+    assert not is_within_heads(torch.arange(32).view(4, 8)[[1, 0, 3, 2]].flatten())  # other heads
+    assert not is_within_heads(within.view(4, 8)[[1, 0, 3, 2]].flatten())  # both
+    assert not is_within_heads(torch.cat([within[:8], torch.arange(8, 32)]))  # one head alone
+    assert not is_within_heads(torch.randperm(32, generator=torch.Generator().manual_seed(0)))

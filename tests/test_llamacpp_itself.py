@@ -26,6 +26,8 @@ pytestmark = [
     ),
 ]
 
+# as in llamacpp_program.py
+OF_ONE_FILE = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K"]
 KINDS = ["llama", "qwen2", "qwen3", "mixtral", "qwen2moe", "gemma2"]
 
 
@@ -118,7 +120,33 @@ def test_a_wrong_file_of_coarse_weights_is_found(result: dict[str, Any]) -> None
 def test_rounding_too_coarse_for_limits_is_said(result: dict[str, Any]) -> None:
     found = result["coarse"]["q4_K"]
     assert (found["rounding"], found["verdict"]) == (0.125, "diverged")
-    assert any("do not know rounding so coarse" in note for note in found["notes"])
+    assert any("not what the weights lost" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize("precision", OF_ONE_FILE)
+def test_any_quantised_file_is_within_noise_of_its_own_weights_in_floats(
+    result: dict[str, Any], precision: str
+) -> None:
+    found = result["coarse"][f"{precision} in floats"]
+    assert (found["verdict"], found["found"]) == ("within_noise", [])
+    assert any("it rounds to 8 bits first; the logits move by" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize(
+    ("bug", "place"),
+    [
+        ("halved", "layers.1.self_attn"),
+        ("tied", "lm_head"),
+        ("smoothed", "layers.0.input_layernorm"),
+        ("turned", "layers.0.self_attn"),
+    ],
+)
+def test_a_wrong_file_of_4_bits_is_found_beside_its_own_weights_in_floats(
+    result: dict[str, Any], bug: str, place: str
+) -> None:
+    found = result["coarse"][f"q4_K {bug}"]
+    assert found["verdict"] == "diverged"
+    assert place in found["found"][0]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.capture.engines.ggml_rounding import epsilon_of, half_precision
 from llmdebug_nb.comparison import engine
 from llmdebug_nb.comparison.differences import Verdict
-from llmdebug_nb.comparison.epsilons import says, told
+from llmdebug_nb.comparison.epsilons import Stated, says, told
 from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, Site
@@ -64,10 +64,33 @@ def test_an_epsilon_coarser_than_bfloat16_judges_nothing() -> None:
 def test_a_report_says_what_coarse_rounding_hides(
     verdict: Verdict, stated: float, words: str
 ) -> None:
-    said = says("mine", ["weights in q8_0"], stated, verdict, 0.08)
+    said = says("mine", Stated(["weights in q8_0"], stated), verdict, 0.08)
     assert words in said
     assert bool(said) == bool(words)
     assert not said or said.startswith("mine computes with weights in q8_0: ")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        ("within_noise", "rounds to 8 bits first; the logits move by 0.07 (relative L2);"),
+        (
+            "diverged",
+            "unless golden has this file's weights (gguf_file= of Transformers), findings",
+        ),
+    ],
+)
+def test_a_report_says_that_factors_are_rounded(verdict: Verdict, words: str) -> None:
+    stated = Stated(["weights in q4_1"], 2.0**-3, 2.0**-10, {"a": "q4_1"})
+    assert words in says("mine", stated, verdict, 0.5, 0.07)
+
+
+def test_weights_too_coarse_to_judge_by_leave_what_else_is_stated() -> None:
+    assert Stated([], 2.0**-3, 2.0**-10).told == 2.0**-10
+    assert Stated([], 2.0**-3, 2.0**-3).told == 0.0
+    assert Stated([], 2.0**-7, 2.0**-10).told == 2.0**-7
+    assert Stated([], 2.0**-3, 0.0, {"a": "q4_1"}).of_matches == 2.0**-7
+    assert Stated([], 0.0, 0.0, {"a": "f32"}).of_matches == 0.0
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 A port that rotates neighbouring channels permutes the rows of the query and key weights; one whose
 key heads take turns permutes the query heads. What is computed from their outputs has that order
 until it is undone: the order of a weight is a layout of the tensors behind it. No other order is
-one, as heads in another order may be the bug itself.
+one, as heads in another order may be the bug itself. Without weights, the first output of a kind of
+module shows the order of the channels of its heads, and the other layers have to have it, too.
 """
 
 from __future__ import annotations
@@ -52,12 +53,8 @@ def in_heads(order: torch.Tensor) -> Iterator[torch.Tensor]:
     They are that of the channels of a head, that of the heads, and that of the rows if only the
     heads are in another order. Heads are the smallest blocks that keep their rows together.
     """
-    rows = len(order)
-    for size in (n for n in range(2, rows // 2 + 1) if rows % n == 0):
-        heads, channels = order.view(-1, size) // size, order.view(-1, size) % size
-        if not bool((heads == heads[:, :1]).all() and (channels == channels[:1]).all()):
-            continue
-        of_heads, of_channels = heads[:, 0], channels[0]
+    for of_heads, of_channels in _blocks(order):
+        size = len(of_channels)
         if not _is_sorted(of_channels):
             yield of_channels
         if not _is_sorted(of_heads):
@@ -65,6 +62,21 @@ def in_heads(order: torch.Tensor) -> Iterator[torch.Tensor]:
             yield (of_heads[:, None] * size + torch.arange(size)).flatten()
         if not _is_sorted(of_channels):
             return  # smaller blocks would do for heads alone
+
+
+def is_within_heads(order: torch.Tensor) -> bool:
+    """Tell whether an order puts the channels of each head into one other order, no more."""
+    of_heads, of_channels = next(_blocks(order), (order, order))
+    return _is_sorted(of_heads) and not _is_sorted(of_channels)
+
+
+def _blocks(order: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the orders of blocks and of the rows in each, for sizes that keep these together."""
+    rows = len(order)
+    for size in (n for n in range(2, rows // 2 + 1) if rows % n == 0):
+        heads, channels = order.view(-1, size) // size, order.view(-1, size) % size
+        if bool((heads == heads[:, :1]).all() and (channels == channels[:1]).all()):
+            yield heads[:, 0], channels[0]
 
 
 def _is_sorted(order: torch.Tensor) -> bool:

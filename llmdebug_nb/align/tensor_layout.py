@@ -19,11 +19,11 @@ from llmdebug_nb.align import fit as moves
 from llmdebug_nb.align.batch_layout import BatchMap, BatchMaps, Load
 from llmdebug_nb.align.fit import Fit
 from llmdebug_nb.align.layout_search import order_along, proposed, search
-from llmdebug_nb.align.reordered import SAYS, Orders
+from llmdebug_nb.align.reordered import SAYS, Orders, is_within_heads
 from llmdebug_nb.align.values import Tensors, Values
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import SINGLE, epsilon, is_floating
-from llmdebug_nb.core.paths import any_layer, extra_numbers, module_of
+from llmdebug_nb.core.paths import any_layer, extra_numbers, is_operator, module_of
 from llmdebug_nb.core.records import Record, Summary, summed
 
 UNSEEN = "a part of it; which one can't be told without values"
@@ -45,6 +45,7 @@ class LayoutFinder:
                     weights.setdefault(record.site.path, []).append(record)
         self._roundings = rounded.Roundings(sides, load)
         self._orders = Orders()
+        self._shown: set[Hashable] = set()  # kinds of outputs that have shown their order
         self._known: dict[Hashable, Fit] = {}
         self._learned: set[Shape] = set()  # of tensors of one shape that a layout is known of
         self._ordered: dict[Hashable, bool] = {}  # whether a layout keeps the order along each axis
@@ -115,19 +116,23 @@ class LayoutFinder:
         """Return the fit of two tensors if mine's has another form: golden's angles, or an order.
 
         ``fit``: one that keeps form and order. None if it will do. The order is that of a weight's
-        rows. Modules of one path are one program: there, another order of the rows is a bug.
+        rows, or of the channels of heads in the first output of a kind. Modules of one path are
+        one program: there, another order of the rows is a bug.
         """
         if module_of(golden.site.path) == module_of(mine.site.path):
             return None
         is_weight = golden.site.role == "weight"
         forms = [] if is_weight else list(angles.fits(golden.summary, mine.summary))
-        if not (is_weight or self._orders or forms):
+        shows = not is_weight and self._shows_order(golden, mine)
+        if not (is_weight or self._orders or forms or shows):
             return None
         fit = fit or Fit("", whole=golden.summary.shape == mine.summary.shape)
         values = self._values(golden, mine, fit)
         if values is None or values.confirmed or not all(x.numel() for x in values.tensors):
             return None
         order = self.row_order(golden, mine) if is_weight else None
+        if shows:
+            order = _channel_order(*values.tensors)
         if order is not None:
             self._orders.learn(order)
         if not fit.whole or _similar(golden.summary, mine.summary, constants.WRONG_LAYOUT):
@@ -152,6 +157,25 @@ class LayoutFinder:
             # wrong angles are angles
             if moved.confirmed or (form.says and moved.error < constants.UNRELATED):
                 yield moved.error, fit
+
+    def _shows_order(self, golden: Record, mine: Record) -> bool:
+        """Tell whether two outputs of modules may show in which order mine's channels are.
+
+        One pair of a kind does, whatever it shows: all layers have one layout.
+        """
+        a, b, s, other = golden.summary, mine.summary, golden.site, mine.site
+        kind = any_layer(s.path), any_layer(other.path), s.slot
+        if s.role != "output" or kind in self._shown or is_operator(s.path):
+            return False
+        if len(b.shape) < 2 or a.shape[-1:] != b.shape[-1:] or a.numel != b.numel:
+            return False
+        tokens = math.prod(a.shape[:-1])
+        if tokens < constants.FEWEST_ELEMENTS or not (
+            is_floating(a.dtype) and is_floating(b.dtype)
+        ):
+            return False
+        self._shown.add(kind)
+        return _similar(a, b, constants.UNCLEAR_LAYOUT)
 
     def row_order(self, golden: Record, mine: Record) -> torch.Tensor | None:
         """Return which of golden's rows each row of mine is, int64[rows], if the order differs.
@@ -358,6 +382,18 @@ class LayoutFinder:
         except (ValueError, RuntimeError):
             return None
         return self._last[1]
+
+
+def _channel_order(golden: torch.Tensor, mine: torch.Tensor) -> torch.Tensor | None:
+    """Return which of golden's channels each of mine's is, if each head has them in one order."""
+    g, m = (x.reshape(-1, x.shape[-1]).T.contiguous() for x in (golden, mine))
+    found = order_along(m, g) if g.shape == m.shape else None
+    if found is None:
+        return None
+    order = torch.from_numpy(found)
+    near = Values.of(g[order], m)
+    is_near = near.confirmed and near.error * constants.LAYOUT_TIE < Values.of(g, m).error
+    return order if is_near and is_within_heads(order) else None
 
 
 def _may_be_turned(golden: Record, mine: Record) -> bool:

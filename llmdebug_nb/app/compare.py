@@ -28,7 +28,7 @@ from llmdebug_nb.comparison import engine
 from llmdebug_nb.comparison.calibration import Calibration
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.differences import Difference, Reach
-from llmdebug_nb.comparison.epsilons import told
+from llmdebug_nb.comparison.epsilons import Stated
 from llmdebug_nb.comparison.jobs import Work
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.threads import in_threads
@@ -211,10 +211,12 @@ class Comparison:
         golden, mine, runs = again.golden, again.mine, again.runs
         stages = stages or Stages("", shown=False)
         pairs = _paired(golden, mine, self.mapping, step)
+        its, own = Stated.of(golden), Stated.of(mine)
         judging = engine.judging(
             pairs, golden.load, mine.load,
             nodes=golden.nodes, limits=self.limits, calibration=self.calibration,
-            custom=self.custom, rounding=(told(golden.rounding), told(mine.rounding)),
+            custom=self.custom, rounding=(its.told, own.told),
+            products=(its.products, own.products),
             weights=_Weights(golden), steps=_steps(golden), work=work or self.work, stages=stages,
         )  # fmt: skip
 
@@ -313,7 +315,7 @@ def _paired(
         records, mine.records(), mapping,
         (golden.nodes, mine.nodes), (golden.load, mine.load),
         (compiled.nodes(golden.index), compiled.nodes(mine.index)),
-        max(told(golden.rounding), told(mine.rounding)),
+        max(Stated.of(run).of_matches for run in (golden, mine)),
     )  # fmt: skip
     for run, side in ((golden, "golden"), (mine, "mine")):
         if all(getattr(one, side) is None for one in pairs):

@@ -16,7 +16,7 @@ from llmdebug_nb.app.differences import Differences
 from llmdebug_nb.app.lockstep_outcome import Lockstep
 from llmdebug_nb.app.noise_proof import Plain, settled
 from llmdebug_nb.causes import causes
-from llmdebug_nb.comparison import clipping, epsilons, padding, quantisation_steps
+from llmdebug_nb.comparison import clipping, epsilons, other_tokens, padding, quantisation_steps
 from llmdebug_nb.comparison.coverage import coverage, why_incomparable
 from llmdebug_nb.comparison.differences import EXPECTED, Coverage, Difference, Reach, Verdict
 from llmdebug_nb.comparison.rules import Rule
@@ -312,6 +312,15 @@ class Report(Tabular):
         of = (quantisation_steps, clipping)
         return [says for each in of if (says := each.says(self.differences))]
 
+    def _logits_error(self) -> float:
+        """Return the largest error of logits; 0 if there are none."""
+        rows = (d for d in self.differences if d.verdict == "within_noise")
+        return max((d.error or 0.0 for d in rows if "top1_flips" in d.metrics), default=0.0)
+
+    @functools.cached_property
+    def _other_tokens(self) -> str:
+        return other_tokens.says(self._judging.plain, self.golden.load, self.mine.load)
+
     def headlines(self) -> list[Headline]:
         """Return each finding in the words of the first screen."""
         return list(map(headline, self.findings))
@@ -413,9 +422,12 @@ class Report(Tabular):
             if not run.source.complete:
                 ended_by = run.info()["ended_by"] or "its recording ended early"
                 notes.append(f"{run.label} is incomplete: {ended_by}")
-            limit = max((d.limit or 0.0 for d in self.differences), default=0.0)
-            says = epsilons.says(run.label, run.coarse, run.rounding, self.verdict, limit)
+            within = (d for d in self.differences if d.verdict == "within_noise")
+            limit = max((d.limit or 0.0 for d in within), default=0.0)
+            stated = epsilons.Stated.of(run)
+            says = epsilons.says(run.label, stated, self.verdict, limit, self._logits_error())
             notes += [says] if says else []
+        notes += [self._other_tokens] if self._other_tokens else []
         notes += padding.notes(self.differences)
         notes += self._notes_on_marks()
         notes += [*self.problems, *self._failures]

@@ -21,7 +21,7 @@ class GraphFacts(NamedTuple):
     """What is known of a graph that is followed.
 
     ``label``: of its root. ``kept``: the filters ask for one of its modules. ``operators``: the
-    names of its nodes. ``coarse``, ``rounding``: see `Run`.
+    names of its nodes. ``coarse``, ``rounding``, ``value_rounding``, ``products``: see `Run`.
     """
 
     label: str
@@ -29,6 +29,8 @@ class GraphFacts(NamedTuple):
     operators: Collection[str]
     coarse: Sequence[str] = ()
     rounding: float = 0.0
+    value_rounding: float = 0.0
+    products: Mapping[str, str] = {}
 
 
 class GraphSource(Protocol):

@@ -103,6 +103,8 @@ class Session:
                     "settings": settings,
                     "coarse": [what for each in graphs for what in each.coarse],
                     "rounding": max((each.rounding for each in graphs), default=0.0),
+                    "value_rounding": max((each.value_rounding for each in graphs), default=0.0),
+                    "products": {p: kind for each in graphs for p, kind in each.products.items()},
                 })  # fmt: skip
         if failures:
             raise failures[0]

@@ -9,6 +9,7 @@ outside the part.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from llmdebug_nb.comparison import jobs, metrics
 from llmdebug_nb.comparison.calibration import Calibration
 from llmdebug_nb.comparison.choices import Scores
 from llmdebug_nb.comparison.custom import Custom
+from llmdebug_nb.comparison.input_rounding import Factors, Kinds
 from llmdebug_nb.comparison.jobs import Job, Load, Outcome, Work, knowing
 from llmdebug_nb.comparison.judging import Golden, Judging
 from llmdebug_nb.comparison.limits import Limits
@@ -54,6 +56,7 @@ def judging(
     calibration: Calibration | None = None,
     custom: Custom | None = None,
     rounding: tuple[float, float] = (0.0, 0.0),
+    products: tuple[Kinds, Kinds] = ({}, {}),
     weights: Weights | None = None,
     steps: Steps | None = None,
     work: Work = in_threads,
@@ -63,7 +66,8 @@ def judging(
 
     ``pairs`` must be in golden's execution order. A payload that can't be read becomes a row with a
     reason; it never ends the comparison. ``nodes``: golden's modules. ``rounding``: the epsilons
-    that golden's and mine's programs state of their values. ``weights``: golden's, as far
+    that golden's and mine's programs state of their values. ``products``: the types of the weights
+    that they multiply with, see `Run.products`. ``weights``: golden's, as far
     as they are known. ``steps``: golden's, see `Untouched`. ``work``: what does the jobs; the
     user's own metrics are computed here, one after the other, as they may not be called at once.
     ``stages``: shows the progress.
@@ -73,7 +77,9 @@ def judging(
     def here(job: Job) -> Outcome:
         return jobs.measured(job, load_golden, load_mine, own)
 
-    plan = _Plan(pairs, modules, bool(own.names), Padding(load_golden))
+    pairs = list(pairs)
+    factors = Factors(pairs, products)
+    plan = _Plan(pairs, modules, bool(own.names), Padding(load_golden), factors=factors)
     measured = plan.measured(one_by_one if own.names else work, here, stages)
     return Judging(
         measured, golden=Golden(modules.size, weights, steps or Steps()), limits=limits,
@@ -133,12 +139,14 @@ class _Plan:
         custom: bool,
         padding: Padding,
         unwritten: tuple[Unwritten, Unwritten] | None = None,
+        factors: Factors | None = None,
     ) -> None:
         """``custom``: the user's own metrics are wanted, so equal tensors are read, too.
 
         ``padding``, ``unwritten``: what is known of golden's batches, and of golden's and mine's
-        memory, from earlier pairs.
+        memory, from earlier pairs. ``factors``: what their products round.
         """
+        self._factors = factors or Factors((), ({}, {}))
         self._modules, self._custom, self.padding = modules, custom, padding
         self._unwritten = unwritten or (Unwritten(), Unwritten())
         self._jobs: list[Job] = []
@@ -201,7 +209,10 @@ class _Plan:
         if golden.payload is not None or mine.payload is not None:
             self._open.setdefault(index, None)
         certain = values is None and same_bytes is False and rule is not Rule.MASK_ALONE
-        return Measured(index, pair, values, remark, same_bytes, certain, rule=rule)
+        row = Measured(index, pair, values, remark, same_bytes, certain, rule=rule)
+        factors = () if remark is None else self._factors.of(pair)
+        row.input_rounding = math.hypot(*(each.largest_error for each in factors))
+        return row
 
     def _needs(
         self, pair: Pair, golden: Record, mine: Record, same_bytes: bool | None
@@ -231,7 +242,8 @@ class _Plan:
         assert mine is not None
         logits = golden.kept is None and self._modules.are_logits(golden)
         scores, places = self._scores.of(golden), self._scores.places(pair)
-        return Job(golden, mine, pair.fit, logits, blanks, scores, places)
+        factors = self._factors.of(pair)
+        return Job(golden, mine, pair.fit, logits, blanks, scores, places, factors)
 
     def _number(self, job: Job) -> int:
         """Return the number of a job; equal pairs share it."""
@@ -290,6 +302,7 @@ def _finished(row: Measured, outcome: Outcome | None, rounded: _Rounded) -> Meas
             own.setdefault(mine.payload, outcome.rounded[1])
         row.of_tokens, row.in_any_order = outcome.of_tokens, outcome.in_any_order
         row.gap, row.in_one_order = outcome.gap, outcome.in_one_order
+        row.input_rounding = outcome.input_rounding
     row.rounded = its.get(golden.payload, 0.0), own.get(mine.payload, 0.0)
     return row
 

@@ -5,15 +5,47 @@ from __future__ import annotations
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from llmdebug_nb.comparison.differences import Verdict
 from llmdebug_nb.comparison.measured import Measured
 from llmdebug_nb.comparison.siblings import kind_of
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
+from llmdebug_nb.core.kernels.ggml_blocks import is_of_blocks
 from llmdebug_nb.core.records import Record
+from llmdebug_nb.store.run import Run
 
 _COARSEST = epsilon("bfloat16")
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What a program states of its rounding: see `Run` for the fields."""
+
+    coarse: Sequence[str] = ()
+    rounding: float = 0.0
+    value_rounding: float = 0.0
+    products: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: Run) -> Stated:
+        return cls(run.coarse, run.rounding, run.value_rounding, run.products)
+
+    @property
+    def rounds_factors(self) -> bool:
+        """Whether it rounds what it multiplies, see `input_rounding.py`."""
+        return any(map(is_of_blocks, self.products.values()))
+
+    @property
+    def told(self) -> float:
+        """The epsilon of all its values that limits allow for."""
+        return told(self.rounding) or told(self.value_rounding)
+
+    @property
+    def of_matches(self) -> float:
+        """The epsilon within which its tensors are looked for in another program."""
+        return max(self.told, _COARSEST if self.rounds_factors else 0.0)
 
 
 def told(stated: float) -> float:
@@ -25,24 +57,34 @@ def told(stated: float) -> float:
     return stated if stated <= _COARSEST else 0.0
 
 
-def says(label: str, coarse: Sequence[str], stated: float, verdict: Verdict, limit: float) -> str:
+def says(label: str, stated: Stated, verdict: Verdict, limit: float, logits: float = 0.0) -> str:
     """Return a sentence on the coarse rounding that a program states; "" if none is needed.
 
-    ``limit``: the largest of any row.
+    ``limit``: the largest of any row. ``logits``: the largest error of logits.
     """
-    if not coarse or verdict not in ("within_noise", "diverged"):
+    if not stated.coarse or verdict not in ("within_noise", "diverged"):
         return ""
-    text = f"{label} computes with {'; '.join(coarse)}: "
-    if not told(stated):
-        if verdict == "within_noise":
-            return ""
+    text = f"{label} computes with {'; '.join(stated.coarse)}: "
+    unknown = stated.rounding > 0 and not told(stated.rounding)
+    if verdict == "diverged" and unknown:
+        known = (
+            "the limits know that it rounds what it multiplies with them to 8 bits, but not what"
+            " the weights lost: unless golden has this file's weights (gguf_file= of Transformers),"
+            if stated.rounds_factors
+            else "the limits do not know rounding so coarse, and"
+        )
         return (
-            f"{text}the limits do not know rounding so coarse, and findings may be nothing else;"
+            f"{text}{known} findings may be nothing else;"
             " llmdebug opcheck on a run with weights=True says whether each node computed rightly;"
             " llmdebug doctor says whether the file is the checkpoint's"
         )
     if verdict == "diverged":
         return f"{text}the limits know that rounding, and findings are beyond it"
+    if unknown and not stated.rounds_factors:
+        return ""
+    if stated.rounds_factors:
+        text += "what it multiplies with its weights it rounds to 8 bits first; "
+        text += f"the logits move by {logits:.2g} (relative L2); " if logits else ""
     return (
         f"{text}that explains errors up to {limit:.2g}, so smaller bugs do not show;"
         " llmdebug doctor compares the file's weights and settings with the model's"

@@ -16,6 +16,7 @@ import torch
 from llmdebug_nb.align.fit import Fit
 from llmdebug_nb.comparison import choices, clipping, metrics, quantisation_steps, sorted_tokens
 from llmdebug_nb.comparison.custom import Custom
+from llmdebug_nb.comparison.input_rounding import Factor
 from llmdebug_nb.comparison.measured import OfTokens
 from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.comparison.padding import of_tokens
@@ -39,6 +40,7 @@ class Job:
     have one. ``logits``: the figures of tokens are wanted, too. ``blanks``: the places of golden's
     batch that hold no token. ``scores``: golden's, of which these may be the best places.
     ``places``: golden's and mine's places of these values, if they are the best of some scores.
+    ``factors``: inputs of the calls that gave them, which these rounded.
     """
 
     golden: Record
@@ -48,6 +50,7 @@ class Job:
     blanks: Blanks | None = None
     scores: tuple[Record, ...] = ()
     places: tuple[Record, Record] | None = None
+    factors: tuple[Factor, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -59,7 +62,16 @@ class Job:
         """What the outcome depends on: jobs of one key have one outcome."""
         fit = self.fit and self.fit.key
         others = tuple(record.payload for record in (*self.scores, *(self.places or ())))
-        return self.golden.payload, self.mine.payload, self.logits, fit, self.blanks, others
+        rounded = tuple((each.record.payload, each.side, each.kind) for each in self.factors)
+        return (
+            self.golden.payload,
+            self.mine.payload,
+            self.logits,
+            fit,
+            self.blanks,
+            others,
+            rounded,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +80,8 @@ class Outcome:
 
     ``metrics``: None if it failed, then ``remark`` says why; else it says how it was measured.
     ``rounded``: the epsilons of the coarsest dtypes that hold golden's and mine's values, None if
-    they could not be read. ``of_tokens``, ``in_any_order``, ``in_one_order``, ``gap``: see
-    `Measured`.
+    they could not be read. ``of_tokens``, ``in_any_order``, ``in_one_order``, ``gap``,
+    ``input_rounding``: see `Measured`.
     """
 
     metrics: Metrics | None
@@ -79,6 +91,7 @@ class Outcome:
     in_any_order: Metrics | None = None
     in_one_order: Metrics | None = None
     gap: float | None = None
+    input_rounding: float = 0.0
 
 
 class Work(Protocol):
@@ -121,7 +134,9 @@ def measured(job: Job, load_golden: Load, load_mine: Load, custom: Custom | None
         rounded = rounding(g), rounding(m)
         fitted = m if job.fit is None else job.fit(g, m)[1]
         gap = _gap(g, fitted, map(load_golden, job.scores), job.blanks)
-        found = replace(_compared(job, g, m, custom or Custom()), rounded=rounded, gap=gap)
+        moved = _input_rounding(job.factors, (load_golden, load_mine))
+        found = _compared(job, g, m, custom or Custom())
+        found = replace(found, rounded=rounded, gap=gap, input_rounding=moved)
         if job.places is None:
             return found
         places = load_golden(job.places[0]), load_mine(job.places[1])
@@ -188,6 +203,16 @@ def _gap(
         if own[0].numel() and (found := choices.gap(*own)) is not None:
             gaps.append(found)
     return min(gaps, default=None)
+
+
+def _input_rounding(factors: Iterable[Factor], load: tuple[Load, Load]) -> float:
+    """Return the relative error of inputs that are rounded before they are multiplied."""
+    return math.hypot(
+        *(
+            each.error(load[each.side](each.record)) if each.record.payload else each.largest_error
+            for each in factors
+        )
+    )
 
 
 def _count_tokens(job: Job, golden: torch.Tensor) -> int:

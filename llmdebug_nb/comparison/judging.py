@@ -166,7 +166,7 @@ def _siblings(
         explained, level = None, Level()
         if eps:
             if 0.0 < m.error < math.inf:
-                explained = noise.explain(site, eps, shape, is_replaced(m.pair))
+                explained = noise.explain(site, eps, shape, is_replaced(m.pair), m.input_rounding)
                 explained.floor = math.hypot(explained.floor, steps_of(m))
             siblings.add(record, m.error, explained, m.carriers)
             error = m.error if m.error < math.inf else 0.0

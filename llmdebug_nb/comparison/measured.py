@@ -37,7 +37,8 @@ class Measured:
     are, known by what they hold; None if they are in place, or are no tokens. ``gap``: of places
     among scores, by how much mine's differ in score, see `choices.gap`; None if that is unknown.
     ``in_one_order``: of the values at such places, what they are for tokens with the same places,
-    in one order; None if all are in one.
+    in one order; None if all are in one. ``input_rounding``: the relative error of inputs that its
+    call rounded before it multiplied them, see `input_rounding.py`.
     """
 
     index: int
@@ -51,6 +52,7 @@ class Measured:
     in_any_order: Metrics | None = None
     gap: float | None = None
     in_one_order: Metrics | None = None
+    input_rounding: float = 0.0
     rule: Rule = Rule.NOISE
     error: float = field(init=False)
 

@@ -174,11 +174,17 @@ class NoisePropagation:
         self._floors: dict[tuple[float, int], tuple[float, float]] = {}
 
     def explain(
-        self, site: Site, eps: float, shape: tuple[int, ...], replaced: bool = False
+        self,
+        site: Site,
+        eps: float,
+        shape: tuple[int, ...],
+        replaced: bool = False,
+        rounding: float = 0.0,
     ) -> Explained:
         """Return what explains an error of the tensor at a site.
 
         ``eps``: of the coarser side. ``replaced``: the two runs compute it by other operators.
+        ``rounding``: the error that its call makes of the inputs, see `input_rounding.py`.
         """
         length = max(shape, default=1)
         if site.role == "weight":
@@ -194,6 +200,7 @@ class NoisePropagation:
         call, module = self._call(site), module_of(site.path)
         level = _sum(call.inside, call.before, self._weights.get((site.rank, site.path)))
         self._add_changed(level, site, module)
+        level.error = math.hypot(level.error, rounding)
         if not call.has_inputs or call.rewritten:
             found = self._enclosing(site)
             if found is not None:

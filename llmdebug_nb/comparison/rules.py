@@ -28,6 +28,7 @@ class Rule(Enum):
     TOO_EVEN = "all elements are off by one factor, which rounding does not cause"
     COARSER = "mine has a coarser dtype here than in the other calls of this kind"
     PASSED_ON = "within its limit only because earlier tensors differ"
+    FACTOR_ROUNDED = "what its call multiplies with a quantised weight, it rounds to 8 bits first"
     CLOSE = "close to a tensor of the other run, but by more than noise"
 
     # it agrees where it is read otherwise

@@ -18,6 +18,7 @@ from llmdebug_nb.comparison import choices
 from llmdebug_nb.comparison.calibration import Calibration
 from llmdebug_nb.comparison.differences import MISMATCHES, Comparison, Difference, RowVerdict
 from llmdebug_nb.comparison.epsilons import Epsilons
+from llmdebug_nb.comparison.input_rounding import INPUT_ROUNDING
 from llmdebug_nb.comparison.limits import Judged, Limits
 from llmdebug_nb.comparison.measured import Measured, is_even, scale_of
 from llmdebug_nb.comparison.metrics import Metrics
@@ -99,7 +100,7 @@ class Judge:
             rule = Rule.UNMEASURED if m.rule is Rule.NOISE else m.rule
             return self._row(m, UNMATCHED, None, None, {}, rule, m.remark)
         is_order = self._sorted.is_order(m.pair)
-        explained = self._noise.explain(site, eps, shape, is_replaced(m.pair))
+        explained = self._noise.explain(site, eps, shape, is_replaced(m.pair), m.input_rounding)
         if m.error and explained.level.tied and self._given_limit(m) is None:
             row, level = self._behind_tie(m, explained, eps, is_order)
         else:
@@ -209,6 +210,8 @@ class Judge:
     def _judged(self, m: Measured, explained: Explained, eps: float) -> tuple[Difference, Level]:
         """Return the verdict, and the noise that follows from it."""
         metrics, scale = m.metrics or {}, scale_of(m.metrics or {})
+        if m.input_rounding:
+            metrics = metrics | {INPUT_ROUNDING: m.input_rounding}
         source = self._of_producer(m.pair)
         if source is not None and explained.level.expected and not source.expected:
             # what is expected beside it in the module has no part in it
@@ -262,6 +265,11 @@ class Judge:
             follows = row(verdict, m.error, limit, Rule.PASSED_ON, remark)
             return replace(follows, follows=True), level
         rule = Rule.OTHER_SHAPE if m.certain and m.rule is Rule.OTHER_SHAPE else Rule.NOISE
+        if verdict == "within_noise" and m.input_rounding:
+            before = math.sqrt(max(explained.level.error**2 - m.input_rounding**2, 0.0))
+            exact = replace(explained, level=replace(explained.level, error=before))
+            if m.error > self._noise_limits(m, exact, eps).error:
+                rule = Rule.FACTOR_ROUNDED
         return row(verdict, m.error, limit, rule, remark), level
 
     def _row(

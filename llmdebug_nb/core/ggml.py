@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 PREFIX = "Ggml."  # of the names of operators
+PRODUCTS = (PREFIX + "MUL_MAT", PREFIX + "MUL_MAT_ID")  # with a weight, or of two results
 ROLE = "ggml"  # of the scalars that describe a node
 FACTS = "node"
 

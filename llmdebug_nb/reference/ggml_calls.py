@@ -9,11 +9,11 @@ import torch
 
 from llmdebug_nb.core import ggml
 from llmdebug_nb.core.ggml import FACTS, PREFIX, ROLE, NodeFacts, Source, owner_of
+from llmdebug_nb.core.kernels.ggml_blocks import Rounding, has_offsets, sums_in_half
 from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.reference import ggml_elements as elements
 from llmdebug_nb.reference import ggml_products as products
 from llmdebug_nb.reference.computed import Change, Computed, Tensors, formula, longest
-from llmdebug_nb.reference.ggml_blocks import Rounding, has_offsets, sums_in_half
 from llmdebug_nb.reference.ggml_given import Given, in_axes, numbers, sources_of
 from llmdebug_nb.reference.operator_calls import kept
 from llmdebug_nb.replay.checks import GAP, UNKNOWN

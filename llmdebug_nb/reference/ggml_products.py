@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 
 from llmdebug_nb.core import constants
-from llmdebug_nb.reference.ggml_blocks import Rounding, roundings_of
+from llmdebug_nb.core.kernels.ggml_blocks import Rounding, roundings_of
 from llmdebug_nb.reference.ggml_given import Given
 from llmdebug_nb.replay.checks import UNKNOWN
 from llmdebug_nb.replay.operators import CannotReplay

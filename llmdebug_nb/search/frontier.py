@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from llmdebug_nb.comparison.differences import EXPECTED, Difference
+from llmdebug_nb.comparison.input_rounding import INPUT_ROUNDING
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon, is_floating, is_integer
 from llmdebug_nb.core.identity import identifies_itself
@@ -381,6 +382,8 @@ class Frontier:
 
         It does in a result of golden's outermost module, in a gradient of a weight, where both
         programs run the same code, and in a quantised weight that is further off than its steps.
+        Where products round what they multiply, what follows agrees within so much that it proves
+        nothing.
         Numbers of places are others where tokens lie elsewhere: what is made of them counts. So it
         is where mine makes at once what golden makes in two calls, if that can be seen to agree.
         """
@@ -396,8 +399,17 @@ class Frontier:
             numbers = numbers or self._comes_to_agree(row)
         if row.site.role == "grad" or (self._same_code(golden, mine) and not numbers):
             return True
+        if self._rounds_factors and not row.pair.elsewhere and row.metrics:
+            return row.site.role != "input" and (row.error or 0.0) < constants.UNRELATED
         # noise as large as that of a quantised model hides it
         return bool(row.metrics.get("channels_off")) or row.index in self._hidden
+
+    @cached_property
+    def _rounds_factors(self) -> bool:
+        """Whether a program rounds what it multiplies, see `input_rounding.py`."""
+        return any(
+            INPUT_ROUNDING in row.metrics for each in self.flows[0].rows.values() for row in each
+        )
 
     @cached_property
     def _hidden(self) -> set[int]:

@@ -88,8 +88,23 @@ class Run(Tabular):
 
         An epsilon: that of the coarsest weights or cache of an engine; 0 if it says nothing.
         """
-        stated = self.meta.get("rounding")
+        return self._epsilon("rounding")
+
+    @property
+    def value_rounding(self) -> float:
+        """The same of what it computes, without what its weights were rounded to before."""
+        return self._epsilon("value_rounding")
+
+    def _epsilon(self, name: str) -> float:
+        stated = self.meta.get(name)
         return stated if isinstance(stated, float) and 0.0 < stated < 1.0 else 0.0
+
+    @property
+    def products(self) -> dict[str, str]:
+        """Paths of modules that multiply with a coarse weight -> ggml's type of that: ``q4_1``."""
+        found = self.meta.get("products")
+        known = found.items() if isinstance(found, dict) else ()
+        return {path: kind for path, kind in known if isinstance(kind, str)}
 
     @property
     def nodes(self) -> list[Node]:

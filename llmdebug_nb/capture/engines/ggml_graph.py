@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from llmdebug_nb.core.ggml import PREFIX, owner_of
+from llmdebug_nb.core.ggml import PREFIX, PRODUCTS, owner_of
 from llmdebug_nb.core.paths import ancestors, bounded
 from llmdebug_nb.core.records import Node
 
@@ -109,6 +109,15 @@ class Graph:
             self.dtypes[name] = node.dtypes.get(name, "")
         node.module = block if owner is None else owner
         return block
+
+    def products(self) -> dict[str, str]:
+        """Return the type of the weight that a module multiplies with, by the module's path."""
+        return {
+            owner_of(name)[0]: kind
+            for node in self.nodes.values()
+            if PREFIX + node.key.op in PRODUCTS
+            for name, kind in node.dtypes.items()
+        }
 
     def modules(self) -> list[str]:
         """Return the paths of all modules, parents first, in execution order."""

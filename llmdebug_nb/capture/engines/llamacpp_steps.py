@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 
 import torch
 
@@ -128,13 +127,17 @@ class LlamaSteps:
         kinds = {"weights": {*self.graph.dtypes.values()}, "cache": self._context.cache_types}
         coarse = {what: sorted(types - _FULL) for what, types in kinds.items()}
         halves = half_precision(key.op for key in keys)
-        found = {*chain(*coarse.values()), *(("f16",) if halves else ())}
+        products = self.graph.products().items()
+        found = {*coarse["cache"], *(("f16",) if halves else ())}
+        of_values = max(map(epsilon_of, found), default=0.0)
         return GraphFacts(
             self.label,
             any(self.kept.values()),
             {PREFIX + key.op for key in keys},
             [*(f"{what} in {', '.join(each)}" for what, each in coarse.items() if each), *halves],
-            max(map(epsilon_of, found), default=0.0),
+            max([of_values, *map(epsilon_of, coarse["weights"])]),
+            of_values,
+            {path_in(self._prefix, path): kind for path, kind in products if kind not in _FULL},
         )
 
     # -- decoding -------------------------------------------------------------------------------

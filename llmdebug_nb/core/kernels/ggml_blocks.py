@@ -46,6 +46,11 @@ def roundings_of(kind: str) -> tuple[Rounding, ...]:
     return (_super_blocks,) if kind in _OF_8_K else ()
 
 
+def is_of_blocks(kind: str) -> bool:
+    """Tell whether the factor of a weight of a type is rounded to blocks of integers."""
+    return kind in _OF_8_0 | _OF_8_1 | _OF_8_K
+
+
 def sums_in_half(kind: str) -> bool:
     """Tell whether the sum of a block is rounded to float16 on the way, for the offsets."""
     return kind in _OF_8_1
