@@ -64,7 +64,8 @@ def test_the_verdict_blames_the_planted_module(executed: dict[str, str]) -> None
 
 
 def test_the_repaired_port_matches(executed: dict[str, str]) -> None:
-    assert executed["fix"].startswith("golden against fixed: match\n")
+    says = "golden against fixed: match, but on only 4 of golden's 150 calls\n"
+    assert executed["fix"].startswith(says)
 
 
 def test_the_report_is_one_page_that_loads_nothing(executed: dict[str, str], place: Path) -> None:

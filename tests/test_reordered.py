@@ -93,7 +93,8 @@ def test_the_order_of_a_weight_is_followed_in_any_layout(heads, channels, layout
     if torch.equal(golden.flatten(), mine.flatten()):
         return
     finds, theirs, ours = finder([weight, golden], [weight[order], mine.contiguous()])
-    assert finds.fit(theirs[1], ours[1]) is None or golden.shape != mine.shape  # not known yet
+    if layout != "t(hd)":  # whose order the output shows, within heads
+        assert finds.fit(theirs[1], ours[1]) is None or golden.shape != mine.shape  # not known yet
     if finds.fit(theirs[0], ours[0]) is None:  # the rows have golden's order
         return
     fit = finds.fit(theirs[1], ours[1])

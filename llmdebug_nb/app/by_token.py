@@ -51,6 +51,8 @@ def same_steps(golden: Run, mine: Run, only_engines: bool = False) -> SameSteps:
     as_they_are = SameSteps(golden, mine, [], (Reach(golden.calls()), Reach(mine.calls())))
     if only_engines or golden.index.recorded_steps() == mine.index.recorded_steps():
         return as_they_are
+    if _feed_alike(golden, mine):
+        return as_they_are
     if any(next(run.records(n=1, phase="backward"), None) for run in (golden, mine)):
         return as_they_are  # gradients are of all tokens
     of_golden, of_mine = by_token.sequences(golden), by_token.sequences(mine)
@@ -62,6 +64,13 @@ def same_steps(golden: Run, mine: Run, only_engines: bool = False) -> SameSteps:
         return _by_tokens((golden, mine), both, (of_golden, of_mine), "text")
     except CompareError:
         return as_they_are  # step by step, something can be compared
+
+
+def _feed_alike(golden: Run, mine: Run) -> bool:
+    """Tell whether all steps that both ran were given as many tokens: one only ran more of them."""
+    fed = [{(c.generation, c.step): c.query for c in run.root_calls()} for run in (golden, mine)]
+    both = fed[0].keys() & fed[1].keys()
+    return bool(both) and all(fed[0][step] == fed[1][step] for step in both)
 
 
 _Sequences = tuple[list[TokenSequence], Mapping[tuple[int, int], Sizes]]

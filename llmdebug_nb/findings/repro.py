@@ -46,12 +46,13 @@ def recorded_input(run, site, slot):
 
 
 def error(golden, mine):
-    """Relative L2 of the rows, each over its own size or the median row's: root mean square."""
+    """Relative L2 of the rows, each divided by its own size or the median row's."""
     shape = (-1, golden.shape[-1]) if golden.dim() > 1 else (1, -1)
     golden, mine = golden.double().reshape(shape), mine.double().reshape(shape)
-    size = golden.norm(dim=1)
+    size = golden.norm(dim=1, keepdim=True)
     size = size.clamp_min(float(size.median()) or 1e-300)
-    return float(((mine - golden).norm(dim=1) / size).square().mean().sqrt())
+    difference, size = ((mine - golden) / size).norm(), (golden / size).norm()
+    return float(difference / size if size else difference)
 
 
 def show(label, golden, mine):
