@@ -30,8 +30,8 @@ Metrics = dict[str, float | int | None]
 FIELDS: dict[str, str] = {
     "cosine_similarity": "g·m / (|g| |m|); 1 if both are zero, 0 if one is",
     "relative_euclidean_distance": "|m - g| / |g|; 0 if both are zero, inf if only g is",
-    "row_error": "the same of each row, divided by its size (`rows.py`): root mean square",
-    "worst_row_error": "the largest of these; None if all is one row",
+    "row_error": "the same, of rows that are divided by their sizes, see `rows.py`",
+    "worst_row_error": "the largest |m - g| of a row over its size; None if all is one row",
     "scale_error": "of rows divided by their sizes: g·(m - g) / |g|^2, the common factor, less 1",
     "scale_t": (
         "mean of the rows' scale errors, in standard errors; of all elements if all is one row"
