@@ -93,8 +93,12 @@ def test_the_order_of_a_weight_is_followed_in_any_layout(heads, channels, layout
     if torch.equal(golden.flatten(), mine.flatten()):
         return
     finds, theirs, ours = finder([weight, golden], [weight[order], mine.contiguous()])
-    if layout != "t(hd)":  # whose order the output shows, within heads
-        assert finds.fit(theirs[1], ours[1]) is None or golden.shape != mine.shape  # not known yet
+    shown = finds.fit(theirs[1], ours[1])
+    if layout == "t(hd)" and shown is not None:  # the output shows the order within heads, no other
+        assert torch.equal(order // channels, torch.arange(len(order)) // channels)
+        assert torch.equal(*shown(golden, mine))
+    else:
+        assert shown is None or golden.shape != mine.shape  # not known yet
     if finds.fit(theirs[0], ours[0]) is None:  # the rows have golden's order
         return
     fit = finds.fit(theirs[1], ours[1])

@@ -25,15 +25,14 @@ class RowFigures:
     """The figures of golden's rows g and their differences d, each divided by the row's size.
 
     The size of a row is its norm, or that of the median row, whichever is more: where the terms of
-    a row cancel, their rounding does not. ``errors``: |d| of each row, so 1 is an error as large as
-    the row. ``error``: the L2 norm of all d over that of all g, so that a factor shows as it is.
-    ``worst``: the largest of a row. ``scale_error``: the common factor of all, less 1.
+    a row cancel, their rounding does not. ``error``: the L2 norm of all d over that of all g, so
+    that a factor shows as it is. ``worst``: the largest |d| of a row, so 1 is an error as large as
+    the row. ``scale_error``: the common factor of all, less 1.
     ``scale_t``: the mean of the rows' scale errors in standard errors, 0 for few rows: the errors
     of one token have one origin, so that they may well be even; those of many tokens do not.
     ``carriers``: so many equal elements would carry the norm.
     """
 
-    errors: np.ndarray
     error: float
     worst: float
     scale_error: float
@@ -43,17 +42,16 @@ class RowFigures:
 
 def figures(rows: np.ndarray) -> RowFigures:
     """Return the figures of rows by their sums, float64 [rows, `difference.ROW_SUMS`]."""
+    rows = rows[(rows[:, 0] > 0) | ~(rows[:, 1] == 0)]  # not zero on both sides
     with np.errstate(all="ignore"):
-        used = (rows[:, 0] > 0) | ~(rows[:, 1] == 0)
-        gg, dd, gd, gg_gg = rows[used].T
-        size = np.maximum(gg, np.median(np.sqrt(gg[gg > 0])) ** 2 if gg.any() else 0.0)
-        errors = np.zeros(len(rows))
-        errors[used] = np.nan_to_num(np.sqrt(dd / size), nan=math.inf, posinf=math.inf)
-        scales, weight = gd / size, float((gg[size > 0] / size[size > 0]).sum())
+        gg, dd, gd, gg_gg = rows.T
+        known = gg[gg > 0]
+        size = np.maximum(gg, np.median(np.sqrt(known)) ** 2 if len(known) else 0.0)
+        errors = np.nan_to_num(dd / size, nan=math.inf, posinf=math.inf)
+        scales, weight = gd / size, float((known / size[gg > 0]).sum())
         return RowFigures(
-            errors.astype(np.float32),
-            math.sqrt(_over(float((errors**2).sum()), weight)),
-            float(errors.max(initial=0.0)),
+            math.sqrt(_over(float(errors.sum()), weight)),
+            math.sqrt(float(errors.max(initial=0.0))),
             _over(float(scales.sum()), weight),
             _standard_errors(scales),
             _over(weight**2, float((gg_gg / size**2).sum())),

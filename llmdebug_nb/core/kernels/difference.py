@@ -166,7 +166,9 @@ def _is_right(kernel: Kernel) -> bool:
     )  # fmt: skip
     found = kernel(golden, mine, torch.float32, 2, 2, 1e30, 0.0)
     rows = [[5.0, 0.0, 0.0, 17.0], [25.0, 4.0, 8.0, 337.0], [0.0] * ROW_SUMS]
-    return found is not None and found[0] == right and found[1].tolist() == rows  # type: ignore[union-attr]
+    if found is None or found[1] is None:
+        return False
+    return found[0] == right and found[1].tolist() == rows
 
 
 def _is_right_of_dtypes(narrow: Narrow) -> bool:
