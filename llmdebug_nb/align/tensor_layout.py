@@ -46,6 +46,7 @@ class LayoutFinder:
         self._roundings = rounded.Roundings(sides, load)
         self._orders = Orders()
         self._shown: set[Hashable] = set()  # kinds of outputs that have shown their order
+        self._weights_tell = False  # they are recorded: then no output has to show an order
         self._known: dict[Hashable, Fit] = {}
         self._learned: set[Shape] = set()  # of tensors of one shape that a layout is known of
         self._ordered: dict[Hashable, bool] = {}  # whether a layout keeps the order along each axis
@@ -116,12 +117,13 @@ class LayoutFinder:
         """Return the fit of two tensors if mine's has another form: golden's angles, or an order.
 
         ``fit``: one that keeps form and order. None if it will do. The order is that of a weight's
-        rows, or of the channels of heads in the first output of a kind. Modules of one path are
-        one program: there, another order of the rows is a bug.
+        rows; without weights, of the channels of heads in the first output of a kind. Modules of
+        one path are one program: there, another order of the rows is a bug.
         """
         if module_of(golden.site.path) == module_of(mine.site.path):
             return None
         is_weight = golden.site.role == "weight"
+        self._weights_tell = self._weights_tell or is_weight
         forms = [] if is_weight else list(angles.fits(golden.summary, mine.summary))
         shows = not is_weight and self._shows_order(golden, mine)
         if not (is_weight or self._orders or forms or shows):
@@ -165,7 +167,7 @@ class LayoutFinder:
         """
         a, b, s, other = golden.summary, mine.summary, golden.site, mine.site
         kind = any_layer(s.path), any_layer(other.path), s.slot
-        if s.role != "output" or kind in self._shown or is_operator(s.path):
+        if self._weights_tell or s.role != "output" or kind in self._shown or is_operator(s.path):
             return False
         if len(b.shape) < 2 or a.shape[-1:] != b.shape[-1:] or a.numel != b.numel:
             return False

@@ -162,8 +162,8 @@ DRAWS, FEW_ELEMENTS = 8, 64
 # Elements of the widest vector register: 64 bytes in 512 bits. Others have a half, a quarter and
 # so on, down to 2 of float64 in 128 bits.
 MOST_LANES = 64
-# The error of the worst row counts divided by this. In correct programs it is 3.5 times the error
-# of the whole at most.
+# The error of the worst row counts divided by this. In correct programs on random weights it is 3.5
+# times the error of the whole at most; on trained ones 2.8 times in 99 %, 4.2 at most.
 WORST_ROW = 4
 # A limit over the difference of two recordings of golden: two draws of a noise differ by less.
 CALIBRATED = 3.0
