@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import llmdebug_nb as ld
 from llmdebug_nb.align.batch_layout import BatchMap, TokenSpan, batch_map
 from llmdebug_nb.align.layout_search import search
-from llmdebug_nb.comparison.nearest_rows import nearest_rows
+from llmdebug_nb.comparison.sorted_tokens import nearest_rows
 from llmdebug_nb.comparison.rules import Rule
 from models import llama, prompt
 from test_layout_finder import found

@@ -7,16 +7,14 @@ way to write attention, and a choice among all in another.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import torch
 
 from llmdebug_nb.comparison import metrics
 from llmdebug_nb.comparison.differences import Difference
-from llmdebug_nb.comparison.measured import Measured, OfTokens
+from llmdebug_nb.comparison.measured import OfTokens
 from llmdebug_nb.comparison.rules import Rule
-from llmdebug_nb.comparison.taint import Followed
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.kernels.masks import hides_tokens
 from llmdebug_nb.core.kernels.padding import Blanks, Reading, are_marks, zeroed
@@ -93,64 +91,3 @@ def _compared(
     golden: torch.Tensor, mine: torch.Tensor, blank: torch.Tensor, logits: bool
 ) -> metrics.Metrics:
     return metrics.compare(zeroed(golden, blank), zeroed(mine, blank), logits)
-
-
-class Unasked:
-    """Tells of rows in execution order whether they differ only at blank places.
-
-    A difference begins there in the rows of states. Keys at blank places differ if the states do:
-    a mask that hides other places is no such difference. ``counts``: blank places count as others.
-    """
-
-    def __init__(self, counts: bool = False) -> None:
-        self._counts = counts
-        self._at_blanks, self._mixed = Followed(), Followed()
-
-    def readings(self, m: Measured) -> Iterator[Measured]:
-        """Yield a pair as it is measured without blank places, where that is allowed."""
-        found = m.of_tokens
-        if found is None or found.first is None or self._counts:
-            return
-        site = m.pair.either.site
-        given = self._at_blanks.are_given_to(site) or self._mixed.are_given_to(site)
-        follows = given or self._at_blanks.hold(m.pair)
-        if found.are_states or follows:
-            yield replace(m, metrics=found.first)
-        if follows:
-            yield replace(m, metrics=found.whole)
-
-    def agrees(self, m: Measured, is_order: bool) -> None:
-        """Take note of a pair that is within noise at tokens; elsewhere it may differ.
-
-        Orders and counts may agree within noise: what is made of them does not.
-        """
-        if m.error and (self._is_order(m, is_order) or self._is_made_of(m, self._mixed)):
-            self._mixed.add(m.pair)
-        elif m.of_tokens is not None and m.of_tokens.first is not None:
-            self._at_blanks.add(m.pair)
-
-    def _is_order(self, m: Measured, is_order: bool) -> bool:
-        return is_order and m.of_tokens is not None and not self._counts
-
-    def is_mixed(self, m: Measured, is_order: bool) -> bool:
-        """Tell whether a pair that differs is made of all places at once, and note it.
-
-        So is an order of all places (``is_order``). Rows and tokens show in none of its axes.
-        """
-        mixed = (
-            self._is_order(m, is_order)
-            or self._is_made_of(m, self._mixed)
-            or self._is_made_of(m, self._at_blanks)
-        )
-        if mixed:
-            self._mixed.add(m.pair)
-        return mixed
-
-    def _is_made_of(self, m: Measured, tensors: Followed) -> bool:
-        if not tensors:
-            return False  # nearly always: few batches have padding
-        golden, mine = m.pair.golden, m.pair.mine
-        at_tokens = m.of_tokens is not None or (m.pair.fit is not None and m.pair.fit.shared)
-        if self._counts or at_tokens or m.certain or golden is None or mine is None:
-            return False
-        return tensors.make(m.pair)

@@ -7,19 +7,12 @@ known by what they hold. Whether all is put back is judged where places show aga
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
+import numpy as np
 import torch
 
-from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.comparison import metrics
-from llmdebug_nb.comparison.measured import Measured, error_of
-from llmdebug_nb.comparison.nearest_rows import nearest_rows
-from llmdebug_nb.comparison.taint import Followed
+from llmdebug_nb.comparison.measured import error_of
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.paths import is_operator, sorts
-from llmdebug_nb.core.records import CallKey
 
 
 def in_any_order(
@@ -36,58 +29,27 @@ def in_any_order(
     return None if rows is None else metrics.compare(*rows)
 
 
-class Sorted:
-    """Follows what is sorted, and the order, through the calls of two programs, as they ran.
+def nearest_rows(
+    golden: torch.Tensor, mine: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return so many rows of both, each with the nearest one of the other: the nearest pairs first.
 
-    ``counts``: places without a token count as others.
+    Each row is taken once. None if there are fewer, if they hold too little to be known by it, or
+    if there are too many of them.
     """
-
-    def __init__(self, counts: bool = False) -> None:
-        self._counts, self._sorted = counts, Followed()
-        self._misled: set[CallKey] = set()  # calls that take what has diverged
-
-    def is_order(self, pair: Pair) -> bool:
-        """Tell whether a pair has one number a place, and is an order or sorted by one; note it.
-
-        An operator gives it that sorts what has one axis. One that chooses for each token does not.
-        """
-        golden, mine = pair.golden, pair.mine
-        if golden is None or mine is None:
-            return False
-        s = golden.summary
-        if s.numel >= constants.FEWEST_ELEMENTS * max(s.shape[:1], default=1):
-            return False
-        sorting = len(s.shape) == 1 and golden.op == mine.op and sorts(golden.op)
-        found = (sorting and golden.site.role == "output") or self._sorted.make(pair)
-        if found:
-            self._sorted.add(pair)
-        return found
-
-    def make(self, pair: Pair) -> bool:
-        """Tell whether a pair is made of what is sorted, or by an order."""
-        return self._sorted.make(pair)
-
-    def readings(self, m: Measured) -> Iterator[Measured]:
-        """Yield a pair as it is measured in any order of its rows, if they may be sorted.
-
-        They are made of sorted ones or by an order, of what agrees; or a module inside another one
-        is given them by code that was not seen.
-        """
-        golden = m.pair.golden
-        if m.in_any_order is None or golden is None or (self._counts and m.of_tokens is not None):
-            return
-        site = golden.site
-        if site.role == "output" and site.key in self._misled:
-            return
-        inside = site.role == "input" and "." in site.path and not is_operator(site.path)
-        if (inside and golden.producer is None) or self._sorted.make(m.pair):
-            yield replace(m, metrics=m.in_any_order)
-
-    def add(self, pair: Pair) -> None:
-        """Take note of a pair that agrees so."""
-        self._sorted.add(pair)
-
-    def differ(self, pair: Pair) -> None:
-        """Take note of a pair that has diverged."""
-        if pair.either.site.role == "input":
-            self._misled.add(pair.either.site.key)
+    if golden.dim() != 2 or golden.shape[1:] != mine.shape[1:] or not count:
+        return None
+    if golden.shape[1] < constants.FEWEST_ELEMENTS or count > min(len(golden), len(mine)):
+        return None
+    if len(golden) * len(mine) > constants.ROW_PAIRS:
+        return None
+    columns = np.unique(np.linspace(0, golden.shape[1] - 1, constants.SLICES).astype(np.int64))
+    own, other = (x[:, torch.from_numpy(columns)].float() for x in (golden, mine))
+    far = torch.cdist(own, other).nan_to_num(torch.inf)
+    distances, taken = far.numpy(), np.zeros(len(mine), bool)
+    rows = distances.min(1).argsort(kind="stable")[:count]
+    partners = np.zeros(count, np.int64)
+    for number, row in enumerate(rows):
+        partners[number] = np.where(taken, np.inf, distances[row]).argmin()
+        taken[partners[number]] = True
+    return golden[torch.from_numpy(rows)], mine[torch.from_numpy(partners)]

@@ -23,11 +23,9 @@ from llmdebug_nb.comparison.limits import Judged, Limits
 from llmdebug_nb.comparison.measured import Measured, is_even, scale_of
 from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.comparison.noise import Explained, Level, NoiseLimits, NoisePropagation, floor
-from llmdebug_nb.comparison.other_batch import OfAllBatch
-from llmdebug_nb.comparison.padding import Unasked
 from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.comparison.siblings import Siblings
-from llmdebug_nb.comparison.sorted_tokens import Sorted
+from llmdebug_nb.comparison.unknown import Unknown
 from llmdebug_nb.comparison.untouched import Untouched
 from llmdebug_nb.comparison.used_outputs import Uses
 from llmdebug_nb.comparison.weight_noise import TURNED, turned_by
@@ -86,8 +84,7 @@ class Judge:
         # rank and generation whose logits came to prefer another token, within noise
         self._flips: set[tuple[int, int]] = set()
         self._follows: set[object] = set()  # contents of pairs that only a passed-on limit excuses
-        self._unasked, self._unknown = Unasked(grounds.counts_padding), OfAllBatch()
-        self._sorted = Sorted(grounds.counts_padding)
+        self._unknown = Unknown(grounds.counts_padding)
 
     def difference(self, m: Measured) -> Difference:
         """Return the verdict on a pair, and pass its noise on."""
@@ -95,34 +92,19 @@ class Judge:
         site, shape = record.site, record.summary.shape
         if m.metrics is None and not m.certain:
             if m.rule is not Rule.MASK_ALONE:
-                self._unknown.add(m.pair)
-            self._noise.add_unpaired(site, eps, shape)
+                self._unknown.unmeasured(m.pair)
             rule = Rule.UNMEASURED if m.rule is Rule.NOISE else m.rule
-            return self._row(m, UNMATCHED, None, None, {}, rule, m.remark)
-        is_order = self._sorted.is_order(m.pair)
+            return self._unmatched(m, eps, rule, m.remark)
+        is_order = self._unknown.is_order(m.pair)
         explained = self._noise.explain(site, eps, shape, is_replaced(m.pair), m.input_rounding)
-        if m.error and explained.level.tied and self._given_limit(m) is None:
+        tied = explained.level.tied
+        if m.error and tied and self._given_limit(m) is None:
             row, level = self._behind_tie(m, explained, eps, is_order)
         else:
-            row, level = self._read(m, explained, eps, self._readings(m))
-        if row.rule is Rule.SORTED:
-            self._sorted.add(m.pair)
-        elif explained.level.tied:
-            pass  # padding was left out, if it could be
-        elif row.verdict not in MISMATCHES:
-            self._unasked.agrees(m, is_order)
-        elif self._unasked.is_mixed(m, is_order):
-            self._noise.add_unpaired(site, eps, shape)
-            return self._row(m, UNMATCHED, None, None, {}, Rule.MIXED)
-        differs = row.verdict == "diverged" or row.rule is Rule.NEAR_TIE
-        if differs and self._unknown.holds(m.pair, is_order):
-            self._noise.add_unpaired(site, eps, shape)
-            return self._row(m, UNMATCHED, None, None, {}, Rule.OTHER_BATCH)
-        if row.verdict == "diverged":
-            self._unknown.differ(m.pair)
-            self._sorted.differ(m.pair)
-        elif m.pair.fit is not None:
-            self._unknown.agree(m.pair)
+            row, level = self._read(m, explained, eps, self._unknown.readings(m))
+        if why := self._unknown.why(m, row, is_order, tied):
+            return self._unmatched(m, eps, why)
+        self._unknown.judged(m, row, is_order, tied)
         if not m.pair.at_its_place and row.verdict == "diverged":
             if m.is_at_its_place:
                 self._noise.add_unpaired(site, eps, shape)
@@ -142,6 +124,13 @@ class Judge:
         if row.metrics.get("top1_flips") and row.verdict == "within_noise":
             self._flips.add((site.rank, site.generation))
         return row
+
+    def _unmatched(
+        self, m: Measured, eps: float, rule: Rule, remark: str | None = None
+    ) -> Difference:
+        """Return the row of a pair that nothing can be said of. Its noise is unknown, too."""
+        self._noise.add_unpaired(m.pair.either.site, eps, m.pair.either.summary.shape)
+        return self._row(m, UNMATCHED, None, None, {}, rule, remark)
 
     def _read(
         self,
@@ -170,7 +159,7 @@ class Judge:
             row, level = self._judged(m.of_whole, explained, eps)
             if row.rule is Rule.NEAR_TIE or (eps and len(m.pair.either.summary.shape) > 1):
                 return row, replace(level, tied=True)
-        unread = is_order or self._sorted.make(m.pair)
+        unread = is_order or self._unknown.sorts(m.pair)
         reading = None if unread else self._untouched.reading(m)
         if reading is not None:
             row, level = self._read(reading, explained, eps, _in_other_orders(reading))
@@ -184,20 +173,13 @@ class Judge:
                 row = replace(row, verdict=verdict)
                 return row, replace(level, tied=True)
             if row.rule is Rule.SORTED:
-                self._sorted.add(m.pair)
+                self._unknown.judged(m, row, is_order, tied=True)
         level = replace(explained.level, error=math.hypot(explained.level.noise, explained.floor))
         return self._row(m, UNMATCHED, m.error, None, m.metrics or {}, Rule.AFTER_TIE), level
 
     def _given_limit(self, m: Measured) -> Judged | None:
         """Return how the user's limits judge a pair, if there are some for it."""
         return None if self._limits is None else self._limits.of(m.pair, m.metrics or {})
-
-    def _readings(self, m: Measured) -> Iterator[tuple[Measured, Rule]]:
-        """Yield a pair as it may be measured otherwise, and why."""
-        yield from ((reading, Rule.NO_TOKEN) for reading in self._unasked.readings(m))
-        yield from ((reading, Rule.SORTED) for reading in self._sorted.readings(m))
-        if m.in_one_order is not None:
-            yield replace(m, metrics=m.in_one_order), Rule.SAME_PLACES
 
     def _turned_by_statistics(self, m: Measured, eps: float) -> float:
         """Return what an optimizer may make of the error of a gradient whose values are unknown."""
