@@ -421,8 +421,8 @@ SWITCHES = (
     Switch("162", "findings.blame:_Search._wrong_start", EMPTY),
     Switch("", "search.value_sets:is_reordered", NO, "order of regions"),
     # what the search says back to the rows
-    Switch("165", "app.noise_proof:_asks_for_padding", NO),
-    Switch("166", "app.noise_proof:_may_be_noise", NO),
+    Switch("165", "findings.verdicts:_asks_for_padding", NO),
+    Switch("166", "findings.verdicts:_may_be_noise", NO),
     Switch("167", FRONTIER + ".rejoins", EMPTY),
     Switch("170", "findings.blame:equal_in_effect", NOTHING),
     Switch("172", "findings.blame:_settings", EMPTY),

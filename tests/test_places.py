@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import llmdebug_nb as ld
 from llmdebug_nb.align.batch_layout import BatchMap, TokenSpan, batch_map
 from llmdebug_nb.align.layout_search import search
-from llmdebug_nb.comparison.sorted_tokens import nearest_rows
 from llmdebug_nb.comparison.rules import Rule
+from llmdebug_nb.comparison.sorted_tokens import nearest_rows
 from models import llama, prompt
 from test_layout_finder import found
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from llmdebug_nb.align.pairs import Pair
-from llmdebug_nb.app.noise_proof import plain, settled
 from llmdebug_nb.causes import causes
 from llmdebug_nb.comparison.differences import EXPECTED, Difference
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.findings.blame import Explanation
 from llmdebug_nb.findings.finding import Finding
+from llmdebug_nb.findings.verdicts import plain, settled
 
 LIMIT = 0.01
 

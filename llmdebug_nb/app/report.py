@@ -6,15 +6,13 @@ import functools
 import os
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from llmdebug_nb.app import noise_proof
 from llmdebug_nb.app.differences import Differences
 from llmdebug_nb.app.lockstep_outcome import Lockstep
-from llmdebug_nb.app.noise_proof import Plain, settled
 from llmdebug_nb.causes import causes
 from llmdebug_nb.comparison import clipping, epsilons, other_tokens, padding, quantisation_steps
 from llmdebug_nb.comparison.coverage import coverage, why_incomparable
@@ -24,10 +22,10 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import CorruptDumpError, OptionError, ProofError, nearest
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.findings import listing
-from llmdebug_nb.findings.blame import Explanation
 from llmdebug_nb.findings.finding import Finding, Proof
 from llmdebug_nb.findings.headline import Headline
 from llmdebug_nb.findings.summary import headline, sentences, unanswered
+from llmdebug_nb.findings.verdicts import Judgement, Search
 from llmdebug_nb.graph.compared_calls import first_divergence
 from llmdebug_nb.show.report_view import ReportView
 from llmdebug_nb.show.tokens import Tokenizer
@@ -78,14 +76,14 @@ class Report(Tabular):
         self,
         sides: tuple[Run, Run],
         judging: Judging,
-        blame: Callable[[Sequence[Difference]], Explanation],
+        search: Search,
         problems: Sequence[str] = (),
         again: LiveModels | None = None,
         expected: list[Expectation] | None = None,
     ) -> None:
         self.golden, self.mine = sides
         self.limits, self.problems = judging.says(), list(problems)
-        self._judging, self._blame = judging, blame
+        self._judging, self._judgement = judging, Judgement(judging, search)
         self._views: weakref.WeakSet[ReportView] = weakref.WeakSet()
         self._again = again
         try:
@@ -98,53 +96,18 @@ class Report(Tabular):
 
     def _judge(self) -> None:
         """Judge all rows and search for the causes, with the current expectations."""
-        self.findings, rows = self._explained()
-        self.differences = Differences(self.view, rows)
+        verdicts = self._judgement.verdicts([] if self.incomparable else self.expected)
+        self.findings = [] if self.incomparable else verdicts.findings
+        self._failures = verdicts.problems
+        self.differences = Differences(self.view, verdicts.rows)
         self.__dict__.pop("coverage", None)
         self.first_divergence = first_divergence(self.differences)
         self._counts = Counter(d.verdict for d in self.differences)
-
-    def _explained(self) -> tuple[list[Finding], list[Difference]]:
-        """Return the findings, the expected ones last, and all rows.
-
-        What is blamed on a marked call is expected. Then the search goes on behind it.
-        """
-        plain, explanation = self._plain, self._plain.explanation
-        self._failures = explanation.problems
-        if self.incomparable or not self.expected:
-            return [] if self.incomparable else explanation.findings, plain.as_noise(plain.settled)
-        expected: dict[tuple[str, str], Finding] = {}
-        excused = set(plain.noise)
-        known = -1
-        while known < len(excused):
-            known = len(excused)
-            for finding, mark, made in self._marked(explanation):
-                if mark is not None:
-                    expected.setdefault((finding.path, finding.op), replace(finding, expected=mark))
-                    excused |= made
-            rows = self._judging.differences(self.expected, excused)
-            explanation = self._blame(rows)
-            self._failures = explanation.problems
-        findings = [finding for finding, mark, _ in self._marked(explanation) if mark is None]
-        rows = settled(settled(rows, plain.explanation), explanation)
-        return [*findings, *expected.values()], plain.as_noise(rows)
-
-    def _marked(
-        self, explanation: Explanation
-    ) -> Iterator[tuple[Finding, Expectation | None, frozenset[int]]]:
-        """Yield the findings with the mark that covers each, and the rows that it makes."""
-        for finding, made in zip(explanation.findings, explanation.rows, strict=True):
-            large = any(map(self._judging.is_large, made))
-            yield finding, covering(self.expected, finding.marked_sites, large), made
 
     @functools.cached_property
     def coverage(self) -> Coverage:
         reach = self.reach or (Reach(self.golden.calls()), Reach(self.mine.calls()))
         return coverage(self.differences, reach)
-
-    @functools.cached_property
-    def _plain(self) -> Plain:
-        return noise_proof.plain(self._judging, self._blame)
 
     @functools.cached_property
     def incomparable(self) -> str:

@@ -1,14 +1,17 @@
-"""Update verdicts with the results of the search; accept errors that replays prove to be noise.
+"""The verdicts on all rows, from what was measured, what a search found out, and the user's marks.
 
-How much a call amplifies is estimated from others of its kind, so the limit of an ill-conditioned
-one may be too low. Where a replay proves that all blamed calls only pass their inputs on, and the
-error is no larger than another draw of rounding may be, nothing is wrong. Nor is it where both
-programs' operators prove to be right, and their exact results agree.
+Rows are judged by their figures first, see `comparison.judging`. A search for causes tells facts of
+them: which are written otherwise and equal in effect, which follow from another one, and which are
+rounding. How much a call amplifies is estimated from others of its kind, so the limit of an
+ill-conditioned one may be too low. Where a replay proves that all blamed calls only pass their
+inputs on, and the error is no larger than another draw of rounding may be, nothing is wrong. Nor is
+it where both programs' operators prove to be right, and their exact results agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from llmdebug_nb.align.program_results import Results
@@ -18,8 +21,66 @@ from llmdebug_nb.comparison.judging import Judging
 from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core import constants
 from llmdebug_nb.findings.blame import Explanation
+from llmdebug_nb.findings.finding import Finding
+from llmdebug_nb.store.expectation import Expectation, covering
 
-Blame = Callable[[Sequence[Difference]], Explanation]
+Search = Callable[[Sequence[Difference]], Explanation]
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """All rows with their verdicts, and the findings, the expected ones last.
+
+    ``problems``: errors of the search itself, in words.
+    """
+
+    rows: list[Difference]
+    findings: list[Finding]
+    problems: tuple[str, ...] = ()
+
+
+class Judgement:
+    """Judges rows by their figures and by the facts that a search finds, for any marks."""
+
+    def __init__(self, judging: Judging, search: Search) -> None:
+        self._judging, self._search = judging, search
+
+    def verdicts(self, marks: Sequence[Expectation]) -> Verdicts:
+        """Return the verdicts. What is blamed on a marked call is expected.
+
+        Then the search goes on behind it.
+        """
+        plain, explanation = self.plain, self.plain.explanation
+        if not marks:
+            rows = plain.as_noise(plain.settled)
+            return Verdicts(rows, explanation.findings, explanation.problems)
+        expected: dict[tuple[str, str], Finding] = {}
+        excused = set(plain.noise)
+        known = -1
+        while known < len(excused):
+            known = len(excused)
+            for finding, mark, made in self._marked(explanation, marks):
+                if mark is not None:
+                    expected.setdefault((finding.path, finding.op), replace(finding, expected=mark))
+                    excused |= made
+            rows = self._judging.differences(marks, excused)
+            explanation = self._search(rows)
+        rows = plain.as_noise(settled(settled(rows, plain.explanation), explanation))
+        found = [finding for finding, mark, _ in self._marked(explanation, marks) if mark is None]
+        return Verdicts(rows, [*found, *expected.values()], explanation.problems)
+
+    @functools.cached_property
+    def plain(self) -> Plain:
+        """What is found without any mark."""
+        return plain(self._judging, self._search)
+
+    def _marked(
+        self, explanation: Explanation, marks: Sequence[Expectation]
+    ) -> Iterator[tuple[Finding, Expectation | None, frozenset[int]]]:
+        """Yield the findings with the mark that covers each, and the rows that it makes."""
+        for finding, made in zip(explanation.findings, explanation.rows, strict=True):
+            large = any(map(self._judging.is_large, made))
+            yield finding, covering(marks, finding.marked_sites, large), made
 
 
 @dataclass(frozen=True)
@@ -57,12 +118,12 @@ def _ruled(row: Difference, verdict: RowVerdict, rule: Rule) -> Difference:
     return replace(row, verdict=verdict, rule=rule, remark=None)
 
 
-def plain(judging: Judging, blame: Blame) -> Plain:
+def plain(judging: Judging, search: Search) -> Plain:
     """Judge all rows, and search for the causes, until nothing more proves to be noise."""
-    now = Plain(judging.plain, blame(judging.plain))
+    now = Plain(judging.plain, search(judging.plain))
     if _asks_for_padding(now):
         judging.count_padding()
-        now = Plain(judging.plain, blame(judging.plain))
+        now = Plain(judging.plain, search(judging.plain))
     while now.explanation.findings:
         by_index = {row.index: row for row in now.rows}
         made = [by_index[index] for each in now.explanation.rows for index in each]
@@ -72,7 +133,7 @@ def plain(judging: Judging, blame: Blame) -> Plain:
         if noise == now.noise:
             break  # something else is to blame
         rows = judging.differences((), noise)
-        now = Plain(rows, blame(rows), noise)
+        now = Plain(rows, search(rows), noise)
     return now
 
 
