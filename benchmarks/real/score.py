@@ -116,7 +116,13 @@ def golden(work: Work, dtype: torch.dtype, mode: str, weights: bool) -> ld.Run:
     kept = "-weights" if weights else ""
     name = f"golden-{work.__name__}-{str(dtype).removeprefix('torch.')}-{mode}{kept}"
     control = Control("golden", work=work)
-    return record(control, checkpoint.fresh(dtype), name, mode, weights=weights)
+    return record(control, original(dtype), name, mode, weights=weights)
+
+
+@cache
+def original(dtype: torch.dtype) -> Any:
+    """Return the model as it is. It stays, as it does in a notebook: the comparison may ask it."""
+    return checkpoint.fresh(dtype)
 
 
 def recorded(case: Case) -> tuple[ld.Run, ld.Run]:

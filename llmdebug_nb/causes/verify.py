@@ -10,12 +10,13 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.torch_internals import draws
-from llmdebug_nb.graph.compared_calls import ComparedCall
+from llmdebug_nb.graph.compared_calls import Calls, ComparedCall
 from llmdebug_nb.replay.operators import CannotReplay, bare_name
 from llmdebug_nb.replay.replay import Replayed, is_random, unit
 from llmdebug_nb.replay.runs import Runs
-from llmdebug_nb.replay.swap import SwapResult, run_on_golden_inputs
+from llmdebug_nb.replay.swap import SwapResult, own_error, run_on_golden_inputs
 
+_RIGHT = ("match", "within_noise")
 MAKES, PASSES_ON, RANDOM, UNKNOWN = "makes", "passes on", "random", "unknown"
 
 
@@ -71,18 +72,43 @@ def passes_on(call: ComparedCall, runs: Runs) -> bool:
     return not done.random and _score(done, call) <= 2 * constants.OPERATORS_EPSILONS
 
 
-def is_rounding(row: Difference, runs: Runs) -> bool:
-    """Tell whether a row differs only as its two operators round: a replay in float64 proves it.
+def is_rounding(row: Difference, runs: Runs, calls: Calls | None) -> bool:
+    """Tell whether a row differs only as the two programs round: a replay proves it.
 
-    Each operator gives what it should on its own inputs, within its rounding; and what both should
-    give is the same within the row's limit. One operator may magnify the noise of its inputs more,
-    as far as another draw of that noise may go.
+    ``calls``: of the rows, None if none is of modules. If golden's live module makes of what mine's
+    takes what mine makes, within the row's limit, mine makes no error there.
+    """
+    golden, mine = row.pair.golden, row.pair.mine
+    if golden is None or mine is None or row.limit is None or golden.site.phase != "forward":
+        return False
+    if is_operator(golden.site.path) and is_operator(mine.site.path):
+        return golden.site.role == "output" and _is_rounding_of_operators(row, row.limit, runs)
+    call = None if calls is None else calls.of(row)
+    if call is None or calls is None:
+        return False
+    maker = call if row.site.role == "output" else calls.holder(call)
+    if maker is None:
+        return False
+    inside = [each for each in calls.inside(maker) if each.span[1] < row.index]
+    taken = [*maker.inputs, *(d for each in inside for d in each.outputs)]
+    if not all(d.verdict in _RIGHT and not d.follows for d in taken):
+        return False
+    try:
+        return own_error(maker, inside, row, runs) <= row.limit
+    except CannotReplay:
+        return False
+
+
+def _is_rounding_of_operators(row: Difference, limit: float, runs: Runs) -> bool:
+    """Tell whether two operators only round, by a replay in float64.
+
+    Each gives what it should on its own inputs, within its rounding; and what both should give is
+    the same within the limit. One operator may magnify the noise of its inputs more, as far as
+    another draw of that noise may go.
     """
     golden, mine, fit = row.pair.golden, row.pair.mine, row.pair.fit
-    if golden is None or mine is None or row.limit is None or golden.site.role != "output":
-        return False
-    if not (is_operator(golden.site.path) and is_operator(mine.site.path)):
-        return False
+    assert golden is not None
+    assert mine is not None
     try:
         sides = zip((runs.golden, runs.mine), (golden, mine), strict=True)
         calls = [Replayed(side, record.site.key) for side, record in sides]
@@ -94,7 +120,7 @@ def is_rounding(row: Difference, runs: Runs) -> bool:
         ]
         theirs, ours = exact if fit is None else fit(*exact)
         draws = constants.CALIBRATED if calls[0].name == calls[1].name else 1.0
-        return runs.error(theirs, ours) <= draws * row.limit
+        return runs.error(theirs, ours) <= draws * limit
     except (CannotReplay, CorruptDumpError, ValueError, KeyError):
         return False
 

@@ -121,7 +121,7 @@ class Judge:
         if site.role == "grad" and row.verdict == "within_noise" and not row.follows:
             turned = row.metrics.get(TURNED, self._turned_by_statistics(m, eps))
             self._noise.of_weights.add(site, turned or 0.0)
-        if row.metrics.get("top1_flips") and row.verdict == "within_noise":
+        if row.metrics.get("top1_flips") and row.verdict == "within_noise" and not row.follows:
             self._flips.add((site.rank, site.generation))
         return row
 
@@ -313,14 +313,14 @@ class Judge:
     def _tie(self, m: Measured, explained: Explained, limit: float) -> Level | None:
         """Return what follows if noise decided an index or a token."""
         record, level = m.pair.either, explained.level
-        if self._epsilons.of(m) or not m.metrics or m.error <= limit or level.cap:
+        if self._epsilons.of(m) or not m.metrics or m.error <= limit:
             return None
         site = record.site
-        if site.role == "output" and not self._noise.may_choose(site):
-            return None
         if site.role == "input":
             flipped = (site.rank, site.generation) in self._flips
             return Level(tied=True) if flipped and self._noise.is_outermost(site) else None
+        if level.cap or (site.role == "output" and not self._noise.may_choose(site)):
+            return None
         # noise moves both scores, at most as far as the worst row
         gap = 2 * constants.WORST_ROW * level.limit(constants.AMPLIFICATION, explained.floor)
         behind, golden, mine = Level(tied=True), m.pair.golden, m.pair.mine

@@ -27,7 +27,7 @@ from llmdebug_nb.core.records import CallKey, Kernel
 from llmdebug_nb.findings import relation_inputs, repro, sources
 from llmdebug_nb.findings.expected import PassedOn
 from llmdebug_nb.findings.finding import Finding
-from llmdebug_nb.graph.compared_calls import ComparedCall
+from llmdebug_nb.graph.compared_calls import Calls, ComparedCall
 from llmdebug_nb.graph.equal_in_effect import equal_in_effect
 from llmdebug_nb.graph.flow import Flow
 from llmdebug_nb.graph.region import Region
@@ -86,7 +86,9 @@ def _rounding(
     made = frozenset().union(*rows)
     asked = [d for d in differences if d.index in made and d.verdict == "diverged"]
     some = asked[: constants.REGION_CALLS]
-    return frozenset(d.index for d in some if verify.is_rounding(d, runs))
+    of_modules = any(not is_operator(d.site.path) for d in some)
+    calls = Calls(differences, "forward") if of_modules else None
+    return frozenset(d.index for d in some if verify.is_rounding(d, runs, calls))
 
 
 def _but(differences: Sequence[Difference], ties: Collection[int]) -> list[Difference]:

@@ -1,4 +1,4 @@
-"""Run mine's module on golden's inputs: an error that remains is its own, the rest is inherited.
+"""Run a live module on the inputs of the other program: what it makes itself, what it inherits.
 
 The live module is used if it still computes the recorded values.
 """
@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.interrupts import Unbroken
+from llmdebug_nb.core.records import CallKey, Site
 from llmdebug_nb.core.torch_internals import HOOK_DICTS, register_again, registered
 from llmdebug_nb.graph.compared_calls import ComparedCall
 from llmdebug_nb.replay import arguments
 from llmdebug_nb.replay.arguments import Arguments
+from llmdebug_nb.replay.checks import GAP
 from llmdebug_nb.replay.execution import quiet, results
 from llmdebug_nb.replay.operators import CannotReplay
-from llmdebug_nb.replay.replay import largest_error, same
+from llmdebug_nb.replay.replay import largest_error, same, unit
 from llmdebug_nb.replay.runs import Runs
 
 
@@ -78,13 +82,127 @@ def run_on_golden_inputs(call: ComparedCall, runs: Runs) -> SwapResult:
     return SwapResult(error, random, cache)
 
 
-def _called(module: torch.nn.Module, given: Arguments, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Call a module on its own device and return the results by slot. Raises CannotReplay."""
+def own_error(
+    call: ComparedCall, before: Iterable[ComparedCall], row: Difference, runs: Runs
+) -> float:
+    """Return how far mine's tensor is from what golden's code makes of what mine's code took.
+
+    ``row``: a result of the call, or what its code gives to a module inside of it. ``before``: the
+    calls inside of it that come before: they give what they gave in mine.
+
+    Raises:
+        CannotReplay: the live module is gone, changed or random, or can't be called alone.
+    """
+    golden, record, own = call.golden, row.pair.golden, row.pair.mine
+    if golden is None or call.mine is None or record is None or own is None:
+        raise CannotReplay("only one run made this call")
+    module = runs.golden_module(golden.path)
+    if module is None:
+        raise CannotReplay("golden's model is gone")
+    scalars, records = runs.golden.scalars(golden), runs.golden.records(golden, "input")
+    if golden.step > 0 and any(arguments.is_cache(*each) for each in scalars.items()):
+        raise CannotReplay("it was called with a cache of earlier tokens, which is not recorded")
+    given = arguments.arguments_of(records, scalars, without_cache=True)
+    load, takes = arguments.loader(runs.golden, records), _of_mine(call.inputs, runs)
+    again = _seen_at(module, record.site, golden, arguments.filled(given, load))
+    rounds = unit([record.summary.dtype])
+    if runs.error(runs.golden.load(record), again) > constants.OPERATORS_EPSILONS * rounds:
+        raise CannotReplay("the model no longer computes the recorded values")
+    gives = dict(_results(before, runs))
+    theirs = _seen_at(module, record.site, golden, arguments.filled(given, takes), gives)
+    ours = runs.mine.load(own)
+    try:
+        theirs, ours = (theirs, ours) if row.pair.fit is None else row.pair.fit(theirs, ours)
+        return runs.error(theirs, ours)
+    except ValueError as error:
+        raise CannotReplay(str(error)) from None
+
+
+def _of_mine(rows: Iterable[Difference], runs: Runs) -> Callable[[str], torch.Tensor]:
+    """Return a function that loads mine's tensor in a slot of golden, in golden's dtype.
+
+    It raises CannotReplay.
+    """
+    partners = {d.pair.golden.site.slot: d.pair for d in rows if d.pair.golden is not None}
+
+    def load(slot: str) -> torch.Tensor:
+        pair = partners.get(slot)
+        if pair is None or pair.mine is None or pair.fit is not None:
+            raise CannotReplay(f"mine has nothing in place of {slot}", GAP)
+        tensor = runs.mine.load(pair.mine)
+        dtype = DTYPES[pair.either.summary.dtype]
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    return load
+
+
+def _results(calls: Iterable[ComparedCall], runs: Runs) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the paths of golden's modules that run once and give a tensor, and mine's tensor."""
+    calls = [call for call in calls if call.golden is not None and not call.is_operator]
+    times = Counter(call.path for call in calls)
+    for call in calls:
+        if times[call.path] == 1:
+            with contextlib.suppress(CannotReplay):
+                yield call.path, _of_mine(call.outputs, runs)("0")
+
+
+def _seen_at(
+    module: torch.nn.Module,
+    place: Site,
+    call: CallKey,
+    given: Arguments,
+    gives: Mapping[str, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Call a module, and return the tensor at a place of it.
+
+    ``gives``: what replaces the results of modules inside, by their paths. Raises CannotReplay.
+    """
+    found: list[dict[str, torch.Tensor]] = []
+
+    def part(path: str) -> torch.nn.Module:
+        return module.get_submodule(path[len(call.path) :].lstrip("."))
+
+    def note(_: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        slots = [*results(args), *results({"kwargs": kwargs})]
+        found.append({slot: tensor.detach().cpu() for slot, tensor in slots})
+
+    def look() -> None:
+        for path, tensor in (gives or {}).items():
+            part(path).register_forward_hook(partial(_instead, tensor))
+        if place.role == "input":
+            part(place.path).register_forward_pre_hook(note, with_kwargs=True)
+
+    result = _called(module, given, look=look)
+    if place.role == "output":
+        found = [result]
+    if len(found) != 1 or place.slot not in found[0]:
+        raise CannotReplay(f"{place.path} is called {len(found)} times")
+    return found[0][place.slot]
+
+
+def _instead(tensor: torch.Tensor, _: object, args: object, result: object) -> object:
+    """Return a tensor in place of a module's result, if that is one like it."""
+    if isinstance(result, torch.Tensor) and result.shape == tensor.shape:
+        return tensor.to(result.device)
+    return result
+
+
+def _called(
+    module: torch.nn.Module,
+    given: Arguments,
+    seed: int = 0,
+    look: Callable[[], object] = lambda: None,
+) -> dict[str, torch.Tensor]:
+    """Call a module on its own device and return the results by slot.
+
+    ``look``: called before, to hook the module; hooks do not stay. Raises CannotReplay.
+    """
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     args = [_to(value, device) for value in given[0]]
     kwargs = {name: _to(value, device) for name, value in given[1].items()}
     try:
         with Unbroken(untouched(module), quiet(seed)):
+            look()
             result = module(*args, **kwargs)
     except Exception as error:  # the module is the program's: it may raise anything
         line = str(error).partition("\n")[0]
