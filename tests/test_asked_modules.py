@@ -1,4 +1,4 @@
-"""Before code of a module is blamed on a ratio, golden's live module is asked about mine's inputs."""
+"""Code of a module is not blamed on a ratio before golden's live module was asked."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ def test_the_distance_of_samples_is_that_of_their_values():
     nan = Sample("float32 [2]", (math.nan, math.inf))
     assert nan.distance(nan) == 0.0
     assert (a.share(b), a.share(a)) == (0.5, 0.0)
-    assert Sample("float32 [7, 12, 3]", (1.0,)).longest == 12
+    assert Sample("float32 [7, 12, 3]", (1.0,)).shape == (7, 12, 3)
 
 
 def test_an_embedding_that_alone_was_changed_otherwise_is_said_to_be_unsure(tmp_path):

@@ -20,6 +20,8 @@ OVERFLOW = "overflow starts here"
 OTHER_TOKEN = "other token"  # the previous step chose another token, which is this step's input
 CARRIED_OVER = "introduced or carried over"  # inputs agree, but state from an earlier step may not
 UNKNOWN_INPUT = "introduced or inherited"  # the inputs were not recorded
+NO_GRADIENT = "gradient missing"
+WRONG_GRADIENT = "wrong input: gradient"  # what the loss gives to the model
 BEFORE = "introduced before"  # seen at an input that nothing recorded made
 
 
@@ -83,6 +85,20 @@ _CAUSES = {
         "Weights were changed otherwise before",
         advises=True,
         of_weights=True,
+    ),
+    NO_GRADIENT: Cause(
+        "The backward pass stops before it reaches {where}, or its weights are not trained",
+        "Look for detach(), no_grad(), .data, an integer or a copy on the way from there to the "
+        "loss, and for requires_grad",
+        "No gradient reaches",
+        advises=True,
+    ),
+    WRONG_GRADIENT: Cause(
+        "The error enters {where} with the gradient that the loss gives it",
+        "Look at the loss, outside of the model: its reduction, the labels that count, and factors "
+        "such as a GradScaler's or that of accumulated steps",
+        "Another gradient enters at",
+        advises=True,
     ),
     SCALAR: Cause(
         "The error is made in {where}, by a different setting and not by its code",

@@ -11,7 +11,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from llmdebug_nb.causes import causes, evidence_text, overflow, scalars, verify, weight_order
+from llmdebug_nb.causes import (
+    causes,
+    evidence_text,
+    gradients,
+    overflow,
+    scalars,
+    verify,
+    weight_order,
+)
 from llmdebug_nb.causes.rotary_pairs import Turning
 from llmdebug_nb.causes.tensor_kinds import (
     OwnRounding,
@@ -28,7 +36,7 @@ from llmdebug_nb.causes.weights import Weights
 from llmdebug_nb.comparison.differences import EXPECTED, Difference
 from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.paths import common_ancestor, module_of
+from llmdebug_nb.core.paths import common_ancestor, module_of, within
 from llmdebug_nb.graph.compared_calls import Calls, ComparedCall, as_one, same_operator
 from llmdebug_nb.graph.flow_calls import FlowCall
 from llmdebug_nb.graph.region import Region
@@ -87,7 +95,8 @@ class Judge:
         self, differences: Sequence[Difference], start: Difference, frontier: Frontier, runs: Runs
     ) -> None:
         self.start, self.runs = start, runs
-        self.calls = Calls(differences, start.site.phase)
+        self._differences, self.calls = differences, Calls(differences, start.site.phase)
+        self._no_gradient = gradients.missing(differences, runs)
         self.weights = Weights(differences, runs)
         self._flows = frontier.flows
         self.narrowing = Narrowing(frontier.flows, frontier.origins, runs)
@@ -192,6 +201,28 @@ class Judge:
         evidence = evidence_text.of_numbers(case.region)
         evidence = f"{evidence}; {evidence_text.of_difference(case.row)}"
         return Blamed(as_one(theirs, ours), causes.SCALAR, evidence, case.row)
+
+    def _gets_no_gradient(self, case: _Case) -> Blamed | None:
+        """The backward pass of one program does not reach weights that the other one trains."""
+        s = case.row.site
+        missing = self._no_gradient.get((s.rank, s.generation, s.step))
+        if missing is None or s.phase != "backward":
+            return None
+        call = self.calls.of(missing.first)
+        if call is None or not call.one_sided or case.row.index < missing.first.index:
+            return None  # it ends nowhere: weights alone are not trained
+        return Blamed(call, causes.NO_GRADIENT, missing.words(), missing.first)
+
+    def _given_by_the_loss(self, case: _Case) -> Blamed | None:
+        """The gradient that the model is given differs."""
+        if not gradients.is_given(case.row, self._differences):
+            return None
+        own = case.own
+        around = [c for c in self.calls.all if not c.is_operator and c.key[:4] == own.key[:4]]
+        around = [c for c in around if not c.path or within(own.path, c.path)]
+        root = min(around, key=lambda c: len(c.path), default=own)
+        words = f"it is given another gradient; {evidence_text.of_difference(case.row)}"
+        return Blamed(root, causes.WRONG_GRADIENT, words, case.row)
 
     def _given_from_outside(self, case: _Case) -> Blamed | None:
         """No call of the region computes: the tensor comes from its caller, or from code around."""
@@ -396,7 +427,7 @@ class Judge:
     def _placed(self, b: Blamed, holder: ComparedCall | None) -> Blamed:
         """Add what the module around a blamed call contributes: its settings, its place."""
         if b.cause in (causes.INTRODUCED, causes.WRONG_MASK) and not b.call.one_sided:
-            setting = self.by_setting(b.call)
+            setting = self.by_setting(b.call, b.row)
             if setting is not None:
                 evidence = f"{setting.evidence}; {evidence_text.of_difference(setting.row)}"
                 return replace(setting, evidence=evidence)
@@ -416,13 +447,14 @@ class Judge:
         evidence = f"in {holder.path or 'the model'}: {evidence}; {differs}"
         return replace(b, cause=cause, evidence=evidence)
 
-    def by_setting(self, call: ComparedCall) -> Blamed | None:
+    def by_setting(self, call: ComparedCall, given: Difference | None = None) -> Blamed | None:
         """Blame a difference that is visible without computing.
 
-        It is a weight, another operator, a scalar argument or an attribute.
+        It is a weight, another operator, a scalar argument or an attribute. ``given``: what the
+        call takes that differs, which may be a weight.
         """
         row = call.bad_output or next(call.rows())
-        cause, evidence = self.weights.blamed(call, row)
+        cause, evidence = self.weights.blamed(call, given or row)
         setting = self._by_arguments(call, row) if cause != causes.WEIGHT else None
         if setting is not None or not evidence:
             return setting
@@ -541,6 +573,8 @@ RULES: tuple[Callable[[Judge, _Case], Blamed | None], ...] = (
     Judge._weights_in_other_order,
     Judge._unlike_other_layers,
     Judge._another_number,
+    Judge._gets_no_gradient,
+    Judge._given_by_the_loss,
     Judge._given_from_outside,
     Judge._idle_module,
     Judge._unrecorded_code,

@@ -12,10 +12,12 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from llmdebug_nb.causes import causes
 from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.paths import ancestors, module_of, within
+from llmdebug_nb.core.paths import ancestors, is_operator, module_of, within
 from llmdebug_nb.core.placement import unshared
 from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.graph.compared_calls import ComparedCall
@@ -86,6 +88,15 @@ class _Weight(NamedTuple):
         shares = [s.share(began) for side, began in sides for s in side if began is not None]
         return max(shares, default=1.0)
 
+    def may_be(self, row: Difference) -> bool:
+        """Tell whether a row may be this weight, as an operator takes it: no call makes it."""
+        golden = row.pair.golden
+        if golden is None or golden.site.role != "input" or not is_operator(golden.site.path):
+            return False
+        return golden.producer is None and any(
+            s.shape == row.pair.either.summary.shape for s in self.golden
+        )
+
     @property
     def tells(self) -> bool:
         """Whether the samples tell of a change: few values may miss one of single rows."""
@@ -111,7 +122,10 @@ class Updates:
         if sides is None or row.error is None:
             return causes.UPDATED, ""
         own, words = self._weights(call, sides), ""
-        if _explains(own, row.error):
+        given = next((each for each in own if each.may_be(row)), None)
+        if given is not None:
+            words = f"{given.name} differs by {row.error:.2g} (relative L2)"
+        elif _explains(own, row.error):
             words = _differs(max(own, key=_own_error))
         elif not all(each.tells for each in own):
             other = self._changed_apart(sides)
@@ -123,7 +137,38 @@ class Updates:
         gradient = self._gradient(sides[0])
         if gradient:
             return causes.INHERITED, f"{words}; so does {gradient}"
-        return causes.UPDATED, words
+        return causes.UPDATED, "; ".join(filter(None, (words, self._in_terms_of_golden(sides))))
+
+    def may_explain(self, call: ComparedCall, row: Difference) -> bool:
+        """Tell whether a row may follow from weights of other calls, changed since the start."""
+        sides = self._sides(call)
+        if sides is None or row.error is None:
+            return False
+        changed = [each for each in self._all(sides) if each.changed and each.is_alike]
+        return _explains(changed, row.error)
+
+    def _in_terms_of_golden(self, sides: tuple[_Then, _Then]) -> str:
+        """Return a clause on what mine's change of all weights is, of golden's; "" if unknown.
+
+        Another learning rate multiplies it; another decay adds some of the weights.
+        """
+        values: list[tuple[tuple[float, ...], ...]] = []
+        for each in self._all(sides):
+            began, golden, mine = each.began[0], each.golden[:1], each.mine[:1]
+            if began is None or not golden or not mine or not each.is_alike:
+                continue
+            if golden[0].is_of(began) and mine[0].is_of(began):
+                values.append((began.values, golden[0].values, mine[0].values))
+        if not values:
+            return ""
+        start, theirs, ours = (np.concatenate(part) for part in zip(*values, strict=True))
+        times, decay = _factor(ours - start, theirs - start), _factor(ours - theirs, start)
+        if times is not None and abs(times - 1) > constants.EVEN_SHARE_OF_CHANGE:
+            return f"in all weights, its change is {times:.3g} times golden's"
+        if times is None and decay is not None:
+            what = f"{'minus' if decay < 0 else 'plus'} {abs(decay):.2g} times the weight"
+            return f"its change is golden's {what}, as another weight decay gives"
+        return ""
 
     def unknown(self, call: ComparedCall, row: Difference) -> str:
         """Return a clause on changed weights that may explain a row of a call, "" for none.
@@ -233,6 +278,18 @@ def _weight(golden: Name, mine: Name, sides: tuple[_Then, _Then]) -> _Weight:
     )
 
 
+def _factor(of: np.ndarray, other: np.ndarray) -> float | None:
+    """Return the factor by which one vector is the other; None if it is not, but for rounding.
+
+    Changes of float32 weights are rounded as the weights are, which is much for small changes.
+    """
+    size = float(other @ other)
+    factor = float(of @ other) / size if size else 0.0
+    left = float(np.linalg.norm(of - factor * other))
+    near = left <= constants.EVEN_SHARE_OF_CHANGE * float(np.linalg.norm(of))
+    return factor if math.isfinite(factor) and factor and near and of.any() else None
+
+
 def _explains(weights: Sequence[_Weight], error: float, times: float = 1.0) -> bool:
     """Tell whether weights explain an error. ``times``: how many times theirs, beside what a call
     may amplify."""
@@ -254,7 +311,7 @@ def _coherence(weights: Sequence[_Weight]) -> float:
     An optimizer adds products of gradients and inputs. On such inputs, all terms of the change add
     up, and those of the weight as chance has it: the root of their number is between them.
     """
-    return math.sqrt(max((s.longest for each in weights for s in each.golden), default=1))
+    return math.sqrt(max((n for each in weights for s in each.golden for n in s.shape), default=1))
 
 
 def _own_error(weight: _Weight) -> float:

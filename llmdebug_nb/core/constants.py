@@ -203,6 +203,9 @@ OPERATOR_EPSILONS = 32.0
 OPERATORS_EPSILONS = 64.0
 # An operator of mine has a bug if its own error is this many times golden's.
 OWN_ERROR_RATIO = 8.0
+# One change of weights is another times a factor if this share of it at most is left. A rate of
+# 1e-3 changes a float32 weight of size 1 by some 1e4 units of its rounding, one of 1e-5 by 100.
+EVEN_SHARE_OF_CHANGE = 0.02
 # A module passes an error on if its own share of it is below this.
 PASSED_ON_SHARE = 0.5
 # Error of tensors that do not hold the same values, in any dtype: 99.9 % of the tensors of correct

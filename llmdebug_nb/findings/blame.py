@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from llmdebug_nb.causes import causes, evidence_text, onnx_nodes, scalars, verify
+from llmdebug_nb.causes import causes, evidence_text, gradients, onnx_nodes, scalars, verify
 from llmdebug_nb.causes.judge import Blamed, Judge
 from llmdebug_nb.causes.tensor_kinds import OtherTokens, input_name, is_root, kind_of
 from llmdebug_nb.comparison.differences import EXPECTED, Difference
@@ -140,6 +140,9 @@ def _searched(
     else:
         with failures.told("of settings that differ"):
             found = _settings(differences, runs) if causes_too else []
+    if causes_too:
+        with failures.told("of gradients that one run alone has"):
+            found = _with_missing_gradients(differences, runs, found)
     if not failures.texts:
         with failures.told("of what one run alone has", "it counts as unmatched"):
             rejoins |= _equal_in_effect(differences, rejoins)
@@ -210,6 +213,23 @@ def _settings(differences: Sequence[Difference], runs: Runs) -> _Found:
     return _Search(differences, changed, frontier, runs).settings()
 
 
+def _with_missing_gradients(differences: Sequence[Difference], runs: Runs, found: _Found) -> _Found:
+    """Return findings with one for the first step with gradients that one run lacks.
+
+    Weights that are changed otherwise behind it follow from that.
+    """
+    _, first = min(gradients.missing(differences, runs).items(), default=(None, None))
+    if first is None or any(finding.cause == causes.NO_GRADIENT for finding, _ in found):
+        return found
+    row, s = first.first, first.first.site
+    if any(finding.step < s.step for finding, _ in found):
+        return found  # what is wrong before may be why
+    op, words = row.op, first.words()
+    finding = Finding(s.path, op, s.step, causes.NO_GRADIENT, words, row, rule="without_gradient")
+    others = [(one, rows) for one, rows in found if one.cause != causes.UPDATED]
+    return [(finding, frozenset(each.index for each in first.rows)), *others]
+
+
 class _Search:
     """The search for the causes of one comparison, from its first row that differs."""
 
@@ -238,14 +258,20 @@ class _Search:
         sure: set[object] = set()  # places of regions that begin at tensors that are one thing
         first_in: dict[object, Region] = {}
         regions, chosen = self._regions(), OtherTokens(self.differences, self.start)
+        began: tuple[int, int] | None = None  # the step of the first error
         for region in [r for r in regions if not chosen.reach(r.row.site)] or regions:
             blamed = self._blamed(region)
             if blamed is None:
                 continue
             key = blamed.call.key
-            place = _known(blamed, found)
+            place, step = _known(blamed, found), (key.generation, key.step)
+            is_later = place not in found and began is not None and began < step
+            if is_later and self.judge.weights.updates.may_explain(blamed.call, blamed.row):
+                continue  # an optimizer carries the first error over
+            if began is None and not causes.about(blamed.cause).is_last:
+                began = step
             found.setdefault(place, blamed)
-            steps.setdefault(place, set()).add((key.generation, key.step))
+            steps.setdefault(place, set()).add(step)
             rows.setdefault(place, set()).add(region.row.index)
             first_in.setdefault(place, region)
             if any(map(self.frontier.is_sure, filter(None, (blamed.region, region)))):

@@ -28,11 +28,12 @@ def of_call(side: Side, key: CallKey, op: str, node: CallKey | None = None) -> S
     A dump of another tool knows no forward, but may know the line that calls the module.
     ``node``: the node of an exported graph that makes a module's error; the line is then its own.
     """
-    operator = key if is_operator(key.path) else node
+    ran = key._replace(phase="forward")  # autograd, which no line calls, runs the backward pass
+    operator = ran if is_operator(key.path) else node
     frames = side.run.index.frames(operator) if operator is not None else ()
     if not frames and (module := of_module(side, key.path, op)).frames:
         return module
-    return _source(side, key.path, op, frames or side.run.index.frames(key))
+    return _source(side, key.path, op, frames or side.run.index.frames(ran))
 
 
 def of_module(side: Side, path: str, op: str = "") -> Source:

@@ -35,9 +35,9 @@ class Sample(NamedTuple):
         return math.hypot(*(each for each in self.values if not math.isnan(each)))
 
     @property
-    def longest(self) -> int:
-        """The length of the weight's longest axis."""
-        return max(map(int, re.findall(r"\d+", self.kind.partition(" ")[2])), default=1)
+    def shape(self) -> tuple[int, ...]:
+        """The weight's shape."""
+        return tuple(map(int, re.findall(r"\d+", self.kind.partition(" ")[2])))
 
     def is_of(self, other: Sample) -> bool:
         """Tell whether another sample has the values of the same places, in whatever dtype."""
