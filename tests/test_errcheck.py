@@ -346,6 +346,30 @@ def test_the_same_cast_is_an_error_if_a_whole_row_is_masked(check):
     assert (fault.kind, fault.call.op_name) == ("cast", "Aten._to_copy.1.forward")
 
 
+def rms_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x = 500 * x.half()  # squares of 300 are too large for it, and one over their root is 0
+    return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True))).float() * w
+
+
+def test_an_overflow_is_an_error_if_a_finite_result_is_made_of_it(check):
+    model = Lambda(rms_norm)
+    assert not model(torch.ones(2, 4)).any()  # all is lost, and nothing is infinite
+    fault = only(check(model, lambda: model(torch.ones(2, 4))))
+    assert (fault.kind, fault.call.op_name) == ("overflow", "Aten.pow.Tensor_Scalar.0.forward")
+    assert "Aten.rsqrt" in fault.reached
+
+
+@pytest.mark.parametrize("function", [
+    lambda x, w: (x.half() * 1e5).sigmoid().float() * w,
+    lambda x, w: (x.half() * 1e5).clamp(max=10).float() * w,
+    lambda x, w: (x.half() * 1e5).isfinite() * w,
+    lambda x, w: (1 / (x - x + 0.0)).reciprocal() * w,  # infinite in float64 as well
+], ids=["sigmoid", "clamp", "asked", "mathematics"])  # fmt: skip
+def test_an_infinity_is_no_error_if_the_result_is_that_of_a_large_number(check, function):
+    model = Lambda(function)
+    assert verdict(check(model, lambda: model(torch.ones(4)))) == "clean"
+
+
 def test_bad_values_that_a_call_ends_are_medium_if_others_reach_a_result(check):
     model = Lambda(lambda x, w: torch.where((big := x * 1e38) > 1, w, 0 * w) + big)
     fault = only(check(model, lambda: model(torch.full((4,), 1e30))))

@@ -22,11 +22,15 @@ Outputs = list[tuple[str, torch.Tensor, float]]
 
 @dataclass(frozen=True)
 class Cause:
-    """Why values are bad. ``kind``: of `core.faults.KINDS`. ``given``, ``exact``: in words."""
+    """Why values are bad. ``kind``: of `core.faults.KINDS`. ``given``, ``exact``: in words.
+
+    ``fits_float64``: in float64 they are finite, so an infinity is not what the program means.
+    """
 
     kind: str
     given: str
     exact: str = ""
+    fits_float64: bool = False
 
     def evidence(self, facts: FaultyCall) -> str:
         """Describe the call: what it was given and what it made."""
@@ -72,7 +76,7 @@ def cause_of(
         return Cause(_cast_or("nan" if has_nan else "overflow", call, inputs, bad), given)
     if math.isfinite(exact):
         kind = _cast_or("overflow", call, inputs, bad)
-        return Cause(kind, given, f"in float64 it reaches {exact:.4g}")
+        return Cause(kind, given, f"in float64 it reaches {exact:.4g}", fits_float64=True)
     why = "a result without a value, such as 0/0" if exact != exact else "a division by zero, say"
     return Cause("nan" if has_nan else "overflow", given, f"in float64 as well: {why}")
 

@@ -21,7 +21,7 @@ from llmdebug_nb.capture.checking import CheckingRecorder
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.errcheck.calls import CallFacts
 from llmdebug_nb.capture.errcheck.causes import UNSET, Cause, cause_of, clipping_of, underflow_of
-from llmdebug_nb.capture.errcheck.exact import writes
+from llmdebug_nb.capture.errcheck.exact import uses_infinity, writes
 from llmdebug_nb.capture.errcheck.gradients import ArrivedGradients, backward_call, outputs_of
 from llmdebug_nb.capture.errcheck.headroom import ReachByDtype
 from llmdebug_nb.capture.errcheck.inputs import Inputs, is_near
@@ -246,10 +246,22 @@ class Checker(CheckingRecorder):
         )
 
     def _end_bad(self, call: OpenCall, outputs: Outputs) -> None:
-        """A call has made clean values: bad ones that it was given end here."""
+        """A call has made clean values: bad ones that it was given end here.
+
+        Not so if it makes something else of them than of the largest finite numbers.
+        """
         if not self._bad:
             return
-        for origin in self._bad.of_all(call.inputs):
+        origins = self._bad.of_all(call.inputs)
+        lost = [each for each in origins if each.fits_float64 and not each.reached]
+        if lost and call.arguments is not None and call.level != "module":
+            made = [tensor for _, tensor, _ in outputs]
+            if uses_infinity(call.op, *call.arguments, made, self._bad.of):
+                for origin in lost:
+                    self._reached(
+                        origin, f"{call.op}, which would give another result of finite numbers"
+                    )
+        for origin in origins:
             if origin.wants(MEDIUM):
                 origin.followed.append(self._facts.of(call, MEDIUM, outputs))
         for _, tensor, _ in outputs:
@@ -272,6 +284,7 @@ class Checker(CheckingRecorder):
         facts = self._facts.of(call, level, outputs)
         inside = call.module is not None
         origin = Origin(cause.kind, facts, cause.evidence(facts), call.root_call, inside)
+        origin.fits_float64 = cause.fits_float64
         if self._keeps:
             kept = {(role, slot) for role, slot, _ in call.pending}
             origin.held = [

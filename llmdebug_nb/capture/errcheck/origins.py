@@ -24,7 +24,8 @@ class Origin:
     ``root_call``: during or after which it ran. ``inside``: it ran inside a model.
     ``reached``: the result, "" while there is none.
     ``ended``: count of calls that made clean values of its bad ones. ``examined``: GradScaler has
-    looked at them. ``held``: its tensors, if they are to be kept.
+    looked at them. ``held``: its tensors, if they are to be kept. ``fits_float64``: in float64
+    its values are finite.
     """
 
     kind: str
@@ -36,6 +37,7 @@ class Origin:
     ended: int = 0
     passed_on: int = 0
     examined: bool = False
+    fits_float64: bool = False
     times: int = 1
     held: Held = field(default_factory=list)
     followed: list[FaultyCall] = field(default_factory=list)
