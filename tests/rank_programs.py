@@ -260,12 +260,15 @@ def zeroed(rank: int, ranks: int, bug: str | None = None) -> None:
 
 
 def learns(rank: int, ranks: int, bug: str | None = None) -> None:
-    """Three updates of DDP, or of one rank. ``bug``: in the second one, on rank 1 or on all."""
+    """Three updates of DDP, or of one rank. ``bug``: in the second one, on rank 1 or on all.
+
+    ``never``: in none of them, ranks reduce gradients.
+    """
     model, x, y = made()
     spread = nn.parallel.DistributedDataParallel(model) if ranks > 1 else model
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for at in range(3):
-        local = bug == "local" and at == 1
+        local = bug == "never" or (bug == "local" and at == 1)
         with spread.no_sync() if local else contextlib.nullcontext():
             out = spread(part(x, rank, ranks))
             ((out - part(y, rank, ranks)) ** 2).mean().backward()

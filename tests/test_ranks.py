@@ -686,6 +686,34 @@ def test_weights_that_ranks_change_otherwise_are_named_with_the_step(
         assert first.cause == "weight changed otherwise"
 
 
+def test_ranks_that_never_reduce_are_named_at_the_first_step_that_shows_it(
+    server: Server, tmp_path: Path
+) -> None:
+    found = ld.check_ranks(server.record(tmp_path, "learns", "never", ranks=2))
+    (only,) = found.faults
+    assert (found.verdict, only.site.role, only.site.step) == ("do not agree", "weight", 1)
+    assert "a gradient was not reduced" in only.says
+
+
+def test_experts_that_begin_alike_and_go_their_own_ways_are_no_fault(
+    server: Server, tmp_path: Path
+) -> None:
+    found = ld.check_ranks(server.record(tmp_path, "expert_parallel", ranks=2))
+    assert not found.faults, str(found)
+
+
+def test_ranks_of_which_nothing_was_checked_do_not_agree(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = server.record(tmp_path, "learns", "never", ranks=2, tokens="0", weights=False)
+    found = ld.check_ranks(run)
+    assert (found.verdict, found.ok, found.replicas, found.collectives) == (
+        "nothing checked", False, 0, 0,
+    )  # fmt: skip
+    assert main(["ranks", str(run.path)]) == 2
+    assert "were not held against each other" in capsys.readouterr().out
+
+
 def test_ranks_that_reduce_otherwise_are_named_and_unknown_calls_are_no_answer() -> None:
     summed = call("all_reduce", [[6.0]] * 2, [[1.0], [5.0]], op="sum")
     summed.facts[1]["op"] = "max"  # type: ignore[index]

@@ -16,13 +16,15 @@ from llmdebug_nb.store.weight_history import Name, Step, sample_of
 def out_of_step(run: Run, ranks: Collection[int], replicas: Collection[Name]) -> list[RankFault]:
     """Return the fault of the first step before which ranks changed weights otherwise.
 
-    What follows from it differs, too. ``replicas``: weights whose gradients ranks share. Those that
-    differ from the start are no news here.
+    What follows from it differs, too. ``replicas``: weights whose gradients ranks share; without
+    any, all weights count that ranks began with alike, if not one of them is alike then: experts
+    may begin alike and go their own ways, but something else stays. Those that differ from the
+    start are no news here.
     """
     steps: dict[Step, dict[Name, dict[int, ScalarRow]]] = defaultdict(lambda: defaultdict(dict))
     for rank in sorted(ranks):
         for row in run.index.scalars(role=UPDATED, rank=rank):
-            if (row.path, row.slot) in replicas:
+            if not replicas or (row.path, row.slot) in replicas:
                 steps[row.generation, row.step][row.path, row.slot][rank] = row
     now: dict[Name, dict[int, ScalarRow]] = defaultdict(dict)
     began: dict[Name, bool] = {}  # whether ranks began with equal weights
@@ -34,7 +36,8 @@ def out_of_step(run: Run, ranks: Collection[int], replicas: Collection[Name]) ->
                 equal = len({(row.type, row.value) for row in now[name].values()}) == 1
                 if began.setdefault(name, equal) and not equal:
                     wrong.append(name)
-        if wrong:
+        alike = [name for name, equal in began.items() if equal]
+        if wrong and (replicas or len(wrong) == len(alike)):
             return [_fault(step, wrong[0], now[wrong[0]], len(wrong) - 1)]
     return []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NoReturn
@@ -62,6 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output (such as head) has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
+    except Exception:  # Python's own status for it is 1, which says that something is wrong
+        traceback.print_exc()
+        say("llmdebug: this is an error of ours; nothing was decided", file=sys.stderr)
+        return FAILED
     return status
 
 

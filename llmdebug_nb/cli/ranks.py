@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from llmdebug_nb.cli.command import DIVERGED, OK, Commands, add_command, run_name, say
+from llmdebug_nb.cli.command import DIVERGED, INCOMPARABLE, OK, Commands, add_command, run_name, say
 
 
 def add(commands: Commands) -> None:
@@ -13,7 +13,8 @@ def add(commands: Commands) -> None:
     parser = add_command(
         commands, "ranks", _run, "hold the ranks of a dump against each other",
         "Check that replicas of weights, gradients and tensors are equal on all ranks, and that"
-        " collectives gave what their ranks put in. The exit status is 1 if something is wrong.",
+        " collectives gave what their ranks put in. The exit status is 1 if something is wrong, 2"
+        " if nothing could be checked.",
     )  # fmt: skip
     parser.add_argument("path", metavar="RUN", type=run_name, help="name or path of a run")
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -30,9 +31,9 @@ def _run(args: argparse.Namespace) -> int:
             for each in found.faults
         ]  # fmt: skip
         say(json.dumps({
-            "ranks": found.ranks, "replicas": found.replicas, "collectives": found.collectives,
-            "faults": faults, "unchecked": found.unchecked,
+            "verdict": found.verdict, "ranks": found.ranks, "replicas": found.replicas,
+            "collectives": found.collectives, "faults": faults, "unchecked": found.unchecked,
         }))  # fmt: skip
     else:
         say(found)
-    return OK if found.ok else DIVERGED
+    return {"agree": OK, "do not agree": DIVERGED}.get(found.verdict, INCOMPARABLE)

@@ -61,13 +61,25 @@ class RankCheck:
     unchecked: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def verdict(self) -> str:
+        """``agree``, ``do not agree``, or ``nothing checked``."""
+        if self.faults:
+            return "do not agree"
+        return "agree" if self.replicas or self.collectives else "nothing checked"
+
+    @property
     def ok(self) -> bool:
-        """Whether all that could be checked agrees."""
-        return not self.faults
+        """Whether something was checked, and all of it agrees."""
+        return self.verdict == "agree"
 
     def __str__(self) -> str:
         counts = f"{self.replicas:,} replicas and {self.collectives:,} collectives were checked"
-        state = "agree" if self.ok else f"do not agree, {len(self.faults)} times"
+        state = {
+            "agree": "agree",
+            "do not agree": f"do not agree, {len(self.faults)} times",
+            "nothing checked": "were not held against each other: nothing says that they share"
+            " weights or gradients (--weights --tokens all records weights, and several steps)",
+        }[self.verdict]
         lines = [f"{self.label}: {self.ranks} ranks {state}; {counts}", *map(str, self.faults)]
         lines += [f"not checked: {count:,} {why}" for why, count in self.unchecked.items()]
         return "\n".join(map(printable, lines))

@@ -34,7 +34,7 @@ class Repeated:
     @property
     def verdict(self) -> str:
         """``pass`` if all that was recorded is equal, ``fail``, or ``not compared``."""
-        if all(d.verdict == "unmatched" for d in self.report.differences):
+        if not self.compared:
             return "not compared"
         return "fail" if self.first is not None or self.unmatched else "pass"
 
@@ -48,13 +48,19 @@ class Repeated:
     @property
     def unmatched(self) -> int:
         """How many tensors only one of the two has."""
-        return sum(d.verdict == "unmatched" for d in self.report.differences)
+        pairs = [d.pair for d in self.report.differences if d.verdict == "unmatched"]
+        return sum(pair.golden is None or pair.mine is None for pair in pairs)
+
+    @property
+    def compared(self) -> int:
+        """How many tensors were compared: memory that nothing has written yet is not."""
+        return sum(d.verdict != "unmatched" for d in self.report.differences)
 
     def __str__(self) -> str:
         return printable_lines(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        count = count_text(len(self.report.differences), "tensor")
+        count = count_text(self.compared, "tensor")
         yield f"the same program twice: {self.verdict}: {count} compared"
         first = self.first
         if first is not None:
