@@ -256,6 +256,43 @@ class Words:
         return self.chat_template + str(messages)
 
 
+class Split(torch.nn.Module):
+    """Queries, keys and values in three layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn = torch.nn.ModuleDict({n: torch.nn.Linear(8, 8) for n in ("q", "k", "v")})
+        self.out = torch.nn.Linear(8, 8)
+
+
+class Fused(torch.nn.Module):
+    """The same in one layer, with the weights of another model."""
+
+    def __init__(self, other, order="qkv"):
+        super().__init__()
+        self.attn = torch.nn.ModuleDict({"qkv": torch.nn.Linear(8, 24)})
+        self.out = copy.deepcopy(other.out)
+        for name in ("weight", "bias"):
+            parts = [getattr(other.attn[n], name).data for n in order]
+            getattr(self.attn["qkv"], name).data = torch.cat(parts)
+
+
+def test_weights_that_one_model_joins_are_no_symptom():
+    split = Split()
+    for diagnosis in (ld.doctor(split, Fused(split)), ld.doctor(Fused(split), split)):
+        assert not [each for each in names(diagnosis) if each.startswith("weights")]
+    wrong = names(ld.doctor(split, Fused(split, "kqv")))
+    assert [n for n in wrong if n.startswith("weights")] == [
+        "weights: only in golden", "weights: only in mine"
+    ]  # fmt: skip
+
+
+def test_the_number_of_parameters_is_no_precision():
+    split = Split()
+    assert "model: dtypes of parameters" not in names(ld.doctor(split, Fused(split)))
+    assert "model: dtypes of parameters" in names(ld.doctor(split, Fused(split).half()))
+
+
 def test_tokenizers_are_compared_by_their_ids_and_their_template():
     model = llama()
     same = ld.doctor(model, model, tokenizer=Words())

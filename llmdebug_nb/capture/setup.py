@@ -11,7 +11,7 @@ import pickle
 import random
 import sys
 import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
@@ -116,11 +116,11 @@ def of_models(models: Iterable[torch.nn.Module]) -> Facts:
 
 
 def _model(model: torch.nn.Module) -> dict[str, str]:
-    dtypes = Counter(str(p.dtype).removeprefix("torch.") for p in model.parameters())
-    devices = Counter(p.device.type for p in model.parameters())
+    dtypes = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
+    devices = {p.device.type for p in model.parameters()}
     found = {
         "class": type(model).__name__,
-        "dtypes of parameters": _counts(dtypes),
+        "dtypes of parameters": ", ".join(sorted(dtypes)),
         "devices": ", ".join(sorted(devices)),
         "training mode": _training(model),
         "tied weights": "; ".join(" = ".join(sorted(group)) for group in ties(model)) or "none",
@@ -138,10 +138,6 @@ def _training(model: torch.nn.Module) -> str:
     if len(names) in (0, total):
         return "on" if names else "off"
     return f"on in {len(names)} of {total} modules: {', '.join(names)}"
-
-
-def _counts(counts: Counter[str]) -> str:
-    return ", ".join(f"{name} ({count})" for name, count in sorted(counts.items()))
 
 
 def ties(model: torch.nn.Module) -> list[frozenset[str]]:

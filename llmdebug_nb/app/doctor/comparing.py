@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from llmdebug_nb.app.doctor import setups
 from llmdebug_nb.app.doctor.gguf_weights import Conversion, met
 from llmdebug_nb.app.doctor.knowledge import known
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.bars import progress_bar
 from llmdebug_nb.core.dtypes import DTYPES, coarsest
 from llmdebug_nb.core.kernels.fingerprint import same
@@ -160,6 +161,8 @@ class _Comparison:
     def _unpaired(self, golden: dict[str, Weight], mine: dict[str, Weight]) -> Iterator[Symptom]:
         """Yield what only one side has, and is neither tied, renamed, computed nor unrecorded."""
         self._drop_renamed(golden, mine)
+        self._drop_joined(golden, mine)
+        self._drop_joined(mine, golden)
         for has, lacks, names, which in (
             (self._golden, self._mine, golden, 0), (self._mine, self._golden, mine, 1),
         ):  # fmt: skip
@@ -205,6 +208,26 @@ class _Comparison:
                 del golden[name], mine[found.pop(0)]
                 self.compared["weights"] += 1
 
+    def _drop_joined(self, parts: dict[str, Weight], wholes: dict[str, Weight]) -> None:
+        """Take out weights that lie one behind the other in one weight of the other side.
+
+        Queries, keys and values do, or gate and up.
+        """
+        of_parent: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for name in parts:
+            parent, _, kind = name.rpartition(".")
+            of_parent[parent.rpartition(".")[0], kind].append(name)
+        for whole, weight in list(wholes.items()) if of_parent else ():
+            value = setups.value_of(weight)
+            for names in of_parent.values():
+                still = {name: parts[name] for name in names if name in parts}
+                found = () if value is None or whole not in wholes else _joined(still, value)
+                for name in found:
+                    del parts[name]
+                if found:
+                    del wholes[whole]
+                    self.compared["weights"] += len(found)
+
     def _tied(self) -> Iterator[Symptom]:
         """Yield weights that are tied in one program alone: theirs differ in the other one."""
         for has, other in (self._sides, self._sides[::-1]):
@@ -218,6 +241,22 @@ class _Comparison:
                     if has is self._mine:
                         texts.reverse()
                     yield _symptom("weights", f"tied {names}", *texts)
+
+
+def _joined(parts: Mapping[str, Weight], whole: torch.Tensor) -> tuple[str, ...]:
+    """Return the names of weights that make a whole one, one behind the other; () if none do."""
+    every = list(parts)
+    for count in range(2, constants.MOST_TURNS + 1):
+        for names in (tuple(every[at : at + count]) for at in range(len(every) - count + 1)):
+            sizes = [parts[name].shape for name in names]
+            rows = sum(shape[0] if shape else 0 for shape in sizes)
+            if (rows, *sizes[0][1:]) != tuple(whole.shape) or len({s[1:] for s in sizes}) > 1:
+                continue
+            values = [setups.value_of(parts[name]) for name in names]
+            known = [value for value in values if value is not None and value.dtype == whole.dtype]
+            if len(known) == count and torch.equal(torch.cat(known), whole):
+                return names
+    return ()
 
 
 def _together(found: list[Symptom], total: int) -> Iterator[Symptom]:
