@@ -111,6 +111,19 @@ def test_a_copy_made_inside_the_block_is_not_recorded_and_keeps_working():
     assert torch.equal(twin(prompt()).logits, model(prompt()).logits)
 
 
+def test_a_copy_whose_call_raises_keeps_its_own_error():
+    import copy
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    with ld.dump(model, name="r"):
+        model(torch.ones(1, 4))
+        twin = copy.deepcopy(model)
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            twin(torch.ones(1, 5))
+        assert torch.equal(twin(torch.ones(1, 4)), model(torch.ones(1, 4)))
+        assert hooks_left(twin) == 0  # they went with the first call
+
+
 def test_an_error_of_the_recorder_is_reported_and_not_raised(monkeypatch):
     from llmdebug_nb.capture.recorder import Recorder
 
@@ -164,6 +177,70 @@ def test_function_and_dispatch_modes_of_the_program_do_not_see_the_recorder():
     assert watched == plain
 
 
+class Counting(torch.Tensor):
+    """Counts, and draws a random number, each time that its owner's code is asked."""
+
+    seen = 0
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        cls.seen += 1
+        with torch._C.DisableTorchFunctionSubclass():
+            torch.rand(1)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+OPTIONS = [{}, {"mode": "module+api"}, {"stats_only": True}, {"slice": "0"}, {"weights": True}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_tensor_subclass_of_the_program_does_not_see_the_recorder(options):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Dropout(0.5))
+
+    def run():
+        torch.manual_seed(1)
+        Counting.seen = 0
+        result = model(torch.ones(2, 8).as_subclass(Counting))
+        return Counting.seen, result.as_subclass(torch.Tensor)
+
+    plain, output = run()
+    with ld.dump(model, name="r", **options) as recorded:
+        watched, other = run()
+    assert watched == plain
+    assert torch.equal(output, other)
+    assert recorded.info()["complete"]
+    assert len(recorded)
+
+
+TRANSFORMS = {
+    "grad": lambda loss, model, x: torch.func.grad(loss)(x),
+    "vmap": lambda loss, model, x: torch.func.vmap(model)(x),
+    "vjp": lambda loss, model, x: torch.func.vjp(model, x)[1](x)[0],
+    "jvp": lambda loss, model, x: torch.func.jvp(model, (x,), (x,))[1],
+    "jacrev": lambda loss, model, x: torch.func.jacrev(model)(x[0]),
+    "jacfwd": lambda loss, model, x: torch.func.jacfwd(model)(x[0]),
+    "hessian": lambda loss, model, x: torch.func.hessian(loss)(x[0]),
+}
+
+
+@pytest.mark.parametrize("mode", ["module", "module+api+aten"])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms_of_torch_func_are_recorded_to_the_end(transform, mode):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+    def run():
+        return TRANSFORMS[transform](lambda x: model(x).square().sum(), model, x)
+
+    plain = run()
+    with ld.dump(model, name="r", mode=mode) as recorded:
+        assert torch.equal(run(), plain)
+        model(x)  # what comes behind it is recorded, too
+    info = recorded.info()
+    assert (info["complete"], info["ended_by"]) == (True, None)
+    assert not recorded.meta.get("problems")
+
+
 def test_generate_is_put_back():
     from transformers import GenerationMixin
 
@@ -183,3 +260,30 @@ def test_a_model_can_be_saved_whole_inside_the_block(tmp_path):
         torch.save(model, tmp_path / "model.pt")
     again = torch.load(tmp_path / "model.pt", weights_only=False)
     assert torch.equal(again(prompt()).logits, model(prompt()).logits)
+
+
+WITHOUT_US = """
+import sys
+
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "llmdebug_nb":
+            raise ModuleNotFoundError(name)
+
+
+sys.meta_path.insert(0, Hidden())
+import torch
+
+model = torch.load(sys.argv[1], weights_only=False)
+torch.save(model(torch.ones(1, 4)), sys.argv[2])
+"""
+
+
+def test_a_model_that_was_saved_inside_the_block_needs_no_package_of_ours(tmp_path):
+    model, file, output = torch.nn.Linear(4, 4), tmp_path / "model.pt", tmp_path / "output.pt"
+    with ld.dump(model, name="r"):
+        model(torch.ones(1, 4))
+        torch.save(model, file)
+    subprocess.run([sys.executable, "-c", WITHOUT_US, str(file), str(output)], check=True)
+    assert torch.equal(torch.load(output), model(torch.ones(1, 4)))

@@ -33,6 +33,13 @@ SECRETS = {
     "google": f"AIza{LETTERS[:35]}",
     "slack": "xoxb-123456789012-abcdefABCDEF",
     "jwt": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0",
+    "nvidia": f"nvapi-{LETTERS}",
+    "groq": f"gsk_{LETTERS}",
+    "replicate": f"r8_{LETTERS}",
+    "npm": f"npm_{LETTERS}",
+    "pypi": f"pypi-{LETTERS}",
+    "databricks": f"dapi{'0123456789abcdef' * 2}",
+    "stripe": f"sk_live_{LETTERS}",
     "pem": "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA\n-----END RSA PRIVATE KEY-----",
     "pem cut short": "-----BEGIN PRIVATE KEY-----\nMIIEpAIBAAKCAQEA",
 }
@@ -50,6 +57,11 @@ def test_a_token_is_masked_by_its_shape_wherever_it_stands(secret, before, after
     ("text", "left"),
     [
         ("Authorization: Bearer abc123.def-456", f"Authorization: Bearer {MASK}"),
+        ("Authorization: Basic Ym9iOmh1bnRlcg==", f"Authorization: Basic {MASK}"),
+        ("https://h/x?a=1&sig=abcdefgh&b=2", f"https://h/x?a=1&sig={MASK}&b=2"),
+        ("https://h/x?X-Amz-Signature=0a1b2c3d", f"https://h/x?X-Amz-Signature={MASK}"),
+        ("Server=db;User=me;Password=letters;", f"Server=db;User=me;Password={MASK};"),
+        ("AccountName=x;AccountKey=abcd0123==;", f"AccountName=x;AccountKey={MASK};"),
         ("https://bob:hunter2@host.org/x", f"https://{MASK}@host.org/x"),
         ("postgres://bob:h%2Fr2@db:5432/x", f"postgres://{MASK}@db:5432/x"),
         ('model = Load(api_key="one two")', f'model = Load(api_key="{MASK}")'),
@@ -91,6 +103,9 @@ def test_what_is_masked_near_hints_is_what_is_masked_in_all_of_a_text(pieces, be
         "eyJ is how they begin",
         "the bearer of this",
         "hf_device_map",
+        "a basic transformer, in basic English",
+        "x?y=1&n=2",
+        "sk_learn, r8_x, npm_run, gsk_",
         "secrets.token_bytes",
     ],
 )
@@ -99,7 +114,8 @@ def test_code_of_llms_is_left_alone(text):
 
 
 @pytest.mark.parametrize(
-    "name", ["api_key", "kwargs.token", "hfToken", "0.password", "AUTH", "credentials.user", "key"]
+    "name",
+    ["pw", "api_key", "kwargs.token", "hfToken", "0.password", "AUTH", "credentials.user", "key"],
 )
 def test_a_text_whose_name_says_secret_is_masked(name):
     assert masked("my very own", name) == MASK

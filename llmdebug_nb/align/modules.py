@@ -128,7 +128,8 @@ class ModuleTree:
 
     def _place(self, leaf: str) -> float:
         """Return when a leaf ran, or the module around it that uses its weights."""
-        places = (self.modules[path].place for path in (leaf, *ancestors(leaf)))
+        around = (self.modules.get(path) for path in (leaf, *ancestors(leaf)))
+        places = (module.place for module in around if module is not None)
         return next((place for place in places if place < math.inf), math.inf)
 
     def features(self, path: str, kind: Kind, params: bool, layer: str) -> CallFeatures:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from llmdebug_nb.capture.runtimes import RUNTIMES, either
 from llmdebug_nb.core.errors import OptionError
-from llmdebug_nb.core.paths import within
+from llmdebug_nb.core.paths import module_name, within
 
 if TYPE_CHECKING:
     from torch import nn
@@ -103,7 +103,8 @@ def module_finder(run: Run, model: object = None) -> Callable[[str], nn.Module |
             if root is None or (at and not within(path, at)):
                 continue
             with contextlib.suppress(AttributeError):
-                return root.get_submodule(path.removeprefix(at).removeprefix(".") if at else path)
+                inner = path.removeprefix(at).removeprefix(".") if at else path
+                return root.get_submodule(module_name(inner))
         return None
 
     return find

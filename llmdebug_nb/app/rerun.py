@@ -21,7 +21,7 @@ from llmdebug_nb.capture.walk import leaves
 from llmdebug_nb.core.errors import LLMDebugError, first_line
 from llmdebug_nb.core.interrupts import Unbroken, let_through, unbroken
 from llmdebug_nb.core.options import DumpOptions
-from llmdebug_nb.core.paths import within
+from llmdebug_nb.core.paths import module_name, within
 from llmdebug_nb.core.records import CallKey, Site
 from llmdebug_nb.replay import arguments
 from llmdebug_nb.replay.execution import quiet
@@ -246,5 +246,5 @@ def _weights(model: torch.nn.Module, root: str, weights: Weights) -> Iterator[No
 def _part(model: torch.nn.Module, path: str, root: str) -> torch.nn.Module | None:
     """Return the module at a path of the run. ``root``: the path of the model itself."""
     with contextlib.suppress(AttributeError):
-        return model.get_submodule(path.removeprefix(root).removeprefix("."))
+        return model.get_submodule(module_name(path.removeprefix(root).removeprefix(".")))
     return None

@@ -47,10 +47,8 @@ class Guard:
             return None
         if self.before is not None:
             self.before()
-        if torch_modes.watched():
-            result = torch_modes.out_of_sight(self.attempt, work, *args)
-        else:
-            result = self.attempt(work, *args)
+        hidden = torch_modes.out_of_sight if torch_modes.watched() else torch_modes.no_subclass_sees
+        result = hidden(self.attempt, work, *args)
         if interrupts.waiting:
             interrupts.deliver()
         return result

@@ -31,6 +31,10 @@ _SHAPES = {
     ),
     "Google (gitleaks: gcp-api-key)": r"\bAIza[\w-]{35}",
     "Slack (api.slack.com/concepts/token-types)": r"\bxox[a-z]-[A-Za-z0-9-]{10,}",
+    "NVIDIA, Groq, Replicate, npm, PyPI, Databricks, Stripe (gitleaks: their rules)": (
+        r"\b(?:nvapi-[\w-]{20,}|gsk_[A-Za-z0-9]{20,}|r8_[A-Za-z0-9]{20,}|npm_[A-Za-z0-9]{20,}"
+        r"|pypi-[\w-]{20,}|dapi[a-z0-9]{28,}|[rs]k_(?:live|test)_[A-Za-z0-9]{10,})"
+    ),
     "JSON Web Token (RFC 7519; RFC 7515 for its parts)": (
         r"\beyJ[\w-]{6,}\.[\w-]{6,}(?:\.[\w-]*)*"
     ),
@@ -43,6 +47,15 @@ _SHAPES = {
 _BEFORE = {
     "Bearer (RFC 6750, section 2.1)": (
         r"\b(?i:bearer)\s{1,9}", r"(?=\S*\d|\S{20})[\w.~+/-]{8,}=*"
+    ),
+    "Basic (RFC 7617, section 2)": (r"\b(?i:basic)\s{1,9}", r"(?=\S*\d|\S{16})[A-Za-z0-9+/]{8,}=*"),
+    "a signed URL (AWS Signature Version 4, Azure SAS, Google V4: query parameters)": (
+        r"[?&](?i:sig|signature|x-amz-signature|x-amz-security-token|x-goog-signature|token"
+        r"|[a-z_-]{0,20}_token|api_key|key)=",
+        r"[^&\s'\"]{6,1000}",
+    ),
+    "a connection string (ADO.NET: keywords)": (
+        r"(?i:(?<![\w-])(?:pwd|password|accountkey|sharedaccesskey)\s?=\s?)", r"[^;\s'\"]{4,500}"
     ),
     "the password in a URL (RFC 3986, section 3.2.1)": (
         r"\b[A-Za-z][A-Za-z0-9+.-]{1,20}://", r"[^\s/@:'\"]{0,200}:[^\s/@'\"]{1,500}(?=@)"
@@ -68,7 +81,8 @@ _TEXTS = "|".join([
 # each secret has one of these in it, on the line that it begins on
 _BLOCK = "-----begin"  # of any length
 _HINTS = (
-    r"hf_|sk-|gh[pousr]_|_pat_|gl(?:pat|dt|rt|cbt|ptt)-|a[ksbc][ic]a|aiza|xox|eyj|://"
+    r"hf_|sk[-_]|rk_|gsk_|r8_|npm_|pypi-|nvapi-|dapi|basic|sig=|signature=|token=|key=|pwd"
+    r"|gh[pousr]_|_pat_|gl(?:pat|dt|rt|cbt|ptt)-|a[ksbc][ic]a|aiza|xox|eyj|://"
     rf"|{_BLOCK}|bearer|{_SURE}"
 )
 _HINT, _LOWER_HINT = re.compile(_HINTS, re.IGNORECASE), re.compile(_HINTS)
@@ -78,7 +92,7 @@ _REACH = 1000
 # `token`: their values are numbers and tensors, which are never masked
 _SECRET_NAME = re.compile(
     r"secret|passw(?:or)?d|passphrase|credential|authoriz|cookie|token(?!i[sz])"
-    r"|(?:api|access|private)_?keys?|(?<![a-z])(?:pwd|auth|keys?)(?![a-z])"
+    r"|(?:api|access|private)_?keys?|(?<![a-z])(?:pwd|pw|auth|keys?)(?![a-z])"
 )
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 # <s>, [PAD], <|endoftext|>; lists of numbers; None

@@ -21,8 +21,19 @@ _LONGEST_OPERATOR = 400  # of these; the rest are for its module
 DEEPEST = 200
 _CACHE = 100_000  # paths: more than a model of a thousand layers has
 _OTHER_ROOT = re.compile(r"[^.~]*~\d+(\.|$)")
+_SLASH = "\u2215"  # looks the same
 _NUMBER = re.compile(r"\d+")
 _SORTS = re.compile(r"\w+\.(sort|argsort|msort|topk)(\.\w+)?")
+
+
+def module_path(name: str) -> str:
+    """Return a module's name in torch as a path: a slash in it would begin an operator's name."""
+    return name.replace("/", _SLASH)
+
+
+def module_name(path: str) -> str:
+    """Return the name in torch of a module's path."""
+    return path.replace(_SLASH, "/")
 
 
 def is_operator(path: str) -> bool:

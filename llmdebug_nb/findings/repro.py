@@ -18,6 +18,7 @@ from llmdebug_nb.causes import causes
 from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPE_NAMES
+from llmdebug_nb.core.paths import module_name
 from llmdebug_nb.core.places import scrubbed
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.records import CallKey
@@ -277,7 +278,9 @@ def _module(call: ComparedCall, runs: Runs) -> str:
     except CannotReplay as why:
         code = f"raise NotImplementedError({_code(printable(str(why)))})"
     slots = _code(tuple(d.site.slot for d in call.inputs if _has_values(d)))
-    return _MODULE.format(path=_code(call.path), slots=slots, slot=_slot(call), call=code)
+    return _MODULE.format(
+        path=_code(module_name(call.path)), slots=slots, slot=_slot(call), call=code
+    )
 
 
 def _has_values(row: Difference) -> bool:

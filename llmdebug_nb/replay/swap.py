@@ -18,6 +18,7 @@ from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.interrupts import Unbroken
+from llmdebug_nb.core.paths import module_name
 from llmdebug_nb.core.records import CallKey, Site
 from llmdebug_nb.core.torch_internals import HOOK_DICTS, register_again, registered
 from llmdebug_nb.graph.compared_calls import ComparedCall
@@ -160,7 +161,7 @@ def _seen_at(
     found: list[dict[str, torch.Tensor]] = []
 
     def part(path: str) -> torch.nn.Module:
-        return module.get_submodule(path[len(call.path) :].lstrip("."))
+        return module.get_submodule(module_name(path[len(call.path) :].lstrip(".")))
 
     def note(_: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         slots = [*results(args), *results({"kwargs": kwargs})]

@@ -18,6 +18,7 @@ import msgspec
 from llmdebug_nb.core import columns
 from llmdebug_nb.core.batches import count_packed
 from llmdebug_nb.core.columns import CALLS, OPERATORS, RECORDS, SCALARS, Table
+from llmdebug_nb.store.utf8 import storable
 
 TABLES = (RECORDS, SCALARS, OPERATORS, CALLS)  # whose rows may wait
 _MOST = 4 << 20  # bytes that wait together, of 16 MiB that a reader takes
@@ -28,9 +29,12 @@ def add(db: sqlite3.Connection, rows: Sequence[Sequence[Sequence[object]]]) -> N
     """Let rows of `TABLES` wait, inside of a transaction. A great many do not wait."""
     if not any(rows):
         return
-    packed = _pack(rows)
+    try:
+        packed = _pack(rows)
+    except UnicodeEncodeError:
+        packed = _pack([[*storable(of_table)] for of_table in rows])
     if len(packed) > _MOST:
-        insert_all(db, rows)
+        insert_all(db, _unpack(packed))
     else:
         db.execute(columns.WAITING.insert, (packed,))
 
@@ -80,6 +84,11 @@ def _decoder() -> msgspec.msgpack.Decoder[Any]:
 def _unpack(packed: bytes) -> Sequence[list[Sequence[object]]]:
     rows: Sequence[list[Sequence[object]]] = _decoder().decode(packed)
     return rows
+
+
+def insert_new(db: sqlite3.Connection, rows: Sequence[Sequence[Sequence[object]]]) -> None:
+    """Insert rows of `TABLES` that a program has just made: their texts may be anything."""
+    insert_all(db, [[*storable(of_table)] for of_table in rows])
 
 
 def insert_all(db: sqlite3.Connection, rows: Sequence[Sequence[Sequence[object]]]) -> None:

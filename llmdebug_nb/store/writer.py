@@ -36,6 +36,7 @@ from llmdebug_nb.store.own_file import PRIVATE_FILE, PRIVATE_FOLDER
 from llmdebug_nb.store.payload_files import PayloadWriter
 from llmdebug_nb.store.rows import node_row
 from llmdebug_nb.store.signals import Signals
+from llmdebug_nb.store.utf8 import storable
 
 if TYPE_CHECKING:
     from llmdebug_nb.core.moments import Signal
@@ -234,14 +235,12 @@ class Writer:
             scalars = [*self._counted(batch.scalars)]
             rows = [*batch.records], scalars, [*batch.operators], [*batch.called]
             waiting.add_packed(db, batch.packed)
-            (waiting.add if self.waits else waiting.insert_all)(db, rows)
-            db.executemany(
-                _replacing(columns.ROOT_CALLS),
-                (tuple(asdict(c).values()) for c in batch.calls),
-            )
-            db.executemany(columns.SOURCES.insert, self._noted(batch.sources))
-            db.executemany(columns.CHAINS.insert, batch.chains)
-            db.executemany(columns.FUNCTIONS.insert, self._shown(batch.functions))
+            (waiting.add if self.waits else waiting.insert_new)(db, rows)
+            calls = (tuple(asdict(c).values()) for c in batch.calls)
+            db.executemany(_replacing(columns.ROOT_CALLS), storable(calls))
+            db.executemany(columns.SOURCES.insert, storable(self._noted(batch.sources)))
+            db.executemany(columns.CHAINS.insert, storable(batch.chains))
+            db.executemany(columns.FUNCTIONS.insert, storable(self._shown(batch.functions)))
             if meta:
                 self._masked += json.dumps(masked_json(meta)).count(MASK)
             covered = {
@@ -311,12 +310,12 @@ class Writer:
         """Add modules to the model tree; ``start``: how many it has already."""
         rows = list(itertools.starmap(node_row, enumerate(nodes, start)))
         with self._transaction() as db:
-            db.executemany(columns.NODES.insert, rows)
+            db.executemany(columns.NODES.insert, storable(rows))
 
     def table(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         """Add rows to a table by its name."""
         with self._transaction() as db:
-            db.executemany(_INSERTS[name], rows)
+            db.executemany(_INSERTS[name], storable(rows))
 
     def tell(self, generation: int, step: int) -> None:
         """Tell the other processes of the run of an alarm. Raises DumpWriteError."""

@@ -18,6 +18,7 @@ from llmdebug_nb.capture.versions import versions
 from llmdebug_nb.core.errors import LLMDebugError, OptionError, UnknownRunError
 from llmdebug_nb.core.kernels.fingerprint import fingerprint
 from llmdebug_nb.core.kernels.raw import dtype_name, to_bytes, unreadable
+from llmdebug_nb.core.paths import module_path
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.core.setups import Setup, Weight
 from llmdebug_nb.store import catalog
@@ -151,7 +152,9 @@ def of_model(model: torch.nn.Module) -> Setup:
     """Return the set-up of a live model and of this process."""
     facts = {**capture.here(), **capture.of_models([model]), "versions": versions()}
     facts["modules"] = {
-        f"class of {name}": type(part).__name__ for name, part in model.named_modules() if name
+        f"class of {module_path(name)}": type(part).__name__
+        for name, part in model.named_modules()
+        if name
     }
     absent = {name: f"the model has no {name}" for name in _OF_MODEL if name not in facts}
     absent["prompt"] = "a model has none"
@@ -161,7 +164,9 @@ def of_model(model: torch.nn.Module) -> Setup:
         *model.named_buffers(remove_duplicate=False),
     ]  # fmt: skip
     weights = {
-        name: Weight(dtype_name(t), tuple(t.shape), None, partial(t.detach), name in saved)
+        module_path(name): Weight(
+            dtype_name(t), tuple(t.shape), None, partial(t.detach), name in saved
+        )
         for name, t in named
     }
     name = type(model).__name__

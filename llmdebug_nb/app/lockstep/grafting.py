@@ -14,6 +14,7 @@ from llmdebug_nb.capture.compat import pytorch, torch_modes
 from llmdebug_nb.capture.hooks.inspection import find_fused
 from llmdebug_nb.capture.substitution import replaced
 from llmdebug_nb.capture.walk import leaves
+from llmdebug_nb.core.paths import module_path
 
 if TYPE_CHECKING:
     from llmdebug_nb.capture.hooks.handles import Handle
@@ -40,7 +41,8 @@ class Grafting:
     def start(self, model: nn.Module, nodes: Sequence[Node]) -> None:
         """Hook a model. ``nodes``: its modules as the recording names them."""
         known = {node.path for node in nodes}
-        self._paths = {path: part for path, part in model.named_modules() if path in known}
+        paths = {module_path(name): part for name, part in model.named_modules()}
+        self._paths = {path: part for path, part in paths.items() if path in known}
         self._fused = find_fused(model)
         if id(model) in self._fused:
             self._root = nn.modules.module.register_module_forward_pre_hook(

@@ -23,6 +23,7 @@ from llmdebug_nb.comparison import metrics
 from llmdebug_nb.core.determinism import random_state
 from llmdebug_nb.core.errors import CaptureError, OptionError, first_line, nearest
 from llmdebug_nb.core.interrupts import Unbroken
+from llmdebug_nb.core.paths import module_path
 from llmdebug_nb.replay.swap import restored
 
 Inputs: TypeAlias = (
@@ -67,7 +68,7 @@ class Program:
 
     def modules(self) -> dict[str, nn.Module]:
         """Return all modules by path."""
-        return dict(self.model.named_modules())
+        return {module_path(name): part for name, part in self.model.named_modules()}
 
     @contextlib.contextmanager
     def followed(self, mode: str) -> Iterator[PerturbedSession]:

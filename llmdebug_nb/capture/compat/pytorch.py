@@ -351,9 +351,12 @@ def running_node() -> AutogradNode | None:
     return node
 
 
-def accumulator_of(leaf: torch.Tensor) -> AutogradNode:
-    """Return the node that adds up the gradient of a leaf."""
-    return torch.autograd.graph.get_gradient_edge(leaf).node
+is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # by a transform of `torch.func`
+
+
+def accumulator_of(leaf: torch.Tensor) -> AutogradNode | None:
+    """Return the node that adds up the gradient of a leaf; None if `torch.func` wraps it."""
+    return None if is_wrapped(leaf) else torch.autograd.graph.get_gradient_edge(leaf).node
 
 
 def is_hooked(handle: RemovableHandle) -> bool:

@@ -58,9 +58,10 @@ class Gradients:
         if torch.is_grad_enabled():
             call.since = pytorch.autograd_clock()
             call.edges = [
-                (slot, self._edge(leaf))
+                (slot, edge)
                 for slot, leaf in inputs
                 if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+                if (edge := self._edge(leaf)) is not None
             ]
 
     def end(self, call: OpenCall, outputs: Iterable[Leaf]) -> None:
@@ -71,7 +72,10 @@ class Gradients:
         for slot, leaf in outputs:
             if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
                 continue
-            node, number = self._edge(leaf)
+            edge = self._edge(leaf)
+            if edge is None:
+                continue
+            node, number = edge
             roots.append(node)
             if "input" in self._roles:
                 self._hook(node.register_prehook, partial(self._arrived, call, slot, number))
@@ -89,14 +93,15 @@ class Gradients:
         if id(parameter) in self._watched or not parameter.requires_grad or not parameter.is_leaf:
             return
         self._watched.add(id(parameter))
-        node, _ = self._edge(parameter)
+        edge = self._edge(parameter)
 
         def on_add(gradients: _Gradients) -> None:
             call = begin()
             if call is not None and gradients[0] is not None:
                 self._guarded(self._record, call, "grad", slot, gradients[0])
 
-        self._hook(node.register_prehook, on_add)
+        if edge is not None:
+            self._hook(edge[0].register_prehook, on_add)
 
     def finish(self) -> None:
         """End a backward pass: record the sums that lack an edge which the pass did not use."""
@@ -113,9 +118,14 @@ class Gradients:
         self._parameters.clear()
         self._open.clear()
 
-    def _edge(self, tensor: torch.Tensor) -> _Edge:
-        """Return the node where the gradient of a tensor arrives, and the number of its output."""
+    def _edge(self, tensor: torch.Tensor) -> _Edge | None:
+        """Return the node where the gradient of a tensor arrives, and the number of its output.
+
+        None if `torch.func` wraps it: that has a graph of its own.
+        """
         node = tensor.grad_fn or self._parameters.get(id(tensor)) or pytorch.accumulator_of(tensor)
+        if node is None:
+            return None
         if type(tensor) is torch.nn.Parameter:
             self._parameters[id(tensor)] = node
         return node, tensor.output_nr

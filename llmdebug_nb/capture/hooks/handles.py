@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import ClassVar, Protocol
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.guard import Guarded
+from llmdebug_nb.core.torch_internals import HOOK_DICTS
 
 Args = tuple[object, ...]
 
@@ -20,12 +22,26 @@ class Handle(Protocol):
     def remove(self) -> None: ...
 
 
-def _do_nothing(*_: object) -> None:
-    """Stand in for a hook in a copy of the model."""
+class Left:
+    """What a copy of a model has in place of a hook. It goes with the first call.
 
+    A model that is pickled has a callable of Python's own there: who loads it needs no package of
+    ours.
+    """
 
-def _nothing() -> Callable[..., None]:
-    return _do_nothing
+    def __call__(self, module: nn.Module, *given: object) -> None:
+        if len(given) > 2 or torch.compiler.is_compiling():
+            return  # behind a call that raised, torch goes through the hooks one by one
+        for of_kind in [vars(module).get(name) or {} for name in HOOK_DICTS]:
+            for number in [n for n, hook in of_kind.items() if isinstance(hook, Left)]:
+                for name in HOOK_DICTS:
+                    vars(module).get(name, {}).pop(number, None)
+
+    def __deepcopy__(self, _: object) -> Left:
+        return Left()
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, str]]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 class Hook:
@@ -54,11 +70,11 @@ class Hook:
         if not pytorch.tracing():
             self._guarded(self._function, *args)
 
-    def __deepcopy__(self, _: object) -> Callable[..., None]:
-        return _do_nothing
+    def __deepcopy__(self, _: object) -> Left:
+        return Left()
 
-    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        return _nothing, ()
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, str]]:
+        return Left().__reduce__()
 
 
 def hook(module: nn.Module, before: Hook, after: Hook) -> list[Handle]:

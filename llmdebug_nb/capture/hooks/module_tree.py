@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from llmdebug_nb.capture.source_lines import forward_of
-from llmdebug_nb.core.paths import DEEPEST, bounded
+from llmdebug_nb.core.paths import DEEPEST, bounded, module_path
 from llmdebug_nb.core.records import Node
 
 if TYPE_CHECKING:
@@ -75,4 +75,5 @@ def _parent(at: Mapping[str, int], path: str) -> int:
 
 
 def _join(prefix: str, path: str) -> str:
+    path = module_path(path)
     return bounded(f"{prefix}{path}" if path else prefix.rstrip("."))

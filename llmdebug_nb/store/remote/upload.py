@@ -83,7 +83,7 @@ def state_of(process: Path) -> State | None:
     try:
         with own_file.open_file(process / UPLOAD) as stream:
             return json_of(State, stream.read(1 << 16).decode())
-    except (OSError, ValueError, LLMDebugError):
+    except (OSError, ValueError, RecursionError, LLMDebugError):
         return None
 
 
