@@ -12,6 +12,7 @@ import hmac
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
@@ -21,7 +22,7 @@ import msgspec
 from llmdebug_nb.core.errors import OptionError, PeerError
 from llmdebug_nb.core.records import Node, RootCall
 
-VERSION = 1
+VERSION = 2
 _MAGIC = b"llmdebug lockstep"
 _NONCE = 32
 _HELLO = struct.Struct(f">{len(_MAGIC)}sI{_NONCE}s")
@@ -30,6 +31,7 @@ LONGEST_HEADER = 1 << 26  # 4,096 rows, which are committed together, have some 
 LONGEST_BODY = 1 << 36  # the largest tensors have some 10 GB
 _CHUNK = 1 << 20  # memory is taken as bytes arrive
 SHORTEST_SECRET = 8
+_SOON = 1e-3  # seconds: a socket that must not wait waits so long
 HANDSHAKE = 10.0  # seconds in which the other side must prove the secret
 _ROLES = b"listens", b"connects"
 Cells: TypeAlias = list[Any]  # of a row; checked by its table where it is used
@@ -151,13 +153,18 @@ class Link:
     def __init__(self, connection: socket.socket, who: str, timeout: float) -> None:
         """``timeout``: seconds without a byte after which the other process counts as gone."""
         self._socket, self.who, self._timeout = connection, who, timeout
+        self._until: float | None = None  # when the handshake must be over
         # each side waits for the other's answer: small frames must not wait for more
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def prove(self, secret: bytes, listens: bool) -> None:
-        """Prove that both know the secret. Raises PeerError."""
-        self._socket.settimeout(HANDSHAKE)
+        """Prove that both know the secret. Raises PeerError.
+
+        Who listens checks the other's proof before it gives its own: a stranger gets nothing of it
+        to try guesses with. All of it takes `HANDSHAKE` seconds at most.
+        """
+        self._until = time.monotonic() + HANDSHAKE
         own = secrets.token_bytes(_NONCE)
         self._send(_HELLO.pack(_MAGIC, VERSION, own))
         magic, version, other = _HELLO.unpack(self._receive(_HELLO.size))
@@ -169,10 +176,18 @@ class Link:
                 f" {VERSION}: use the same llmdebug_nb on both sides"
             )
         mine, theirs = _ROLES if listens else _ROLES[::-1]
-        self._send(_proof(secret, mine, own, other))
-        given = self._receive(hashlib.sha256().digest_size)
+        wrong = PeerError(f"{self.who} has another secret: give both sides the same one")
+        if not listens:
+            self._send(_proof(secret, mine, own, other))
+        try:
+            given = self._receive(hashlib.sha256().digest_size)
+        except PeerError as error:
+            raise error if listens else wrong from None
         if not hmac.compare_digest(given, _proof(secret, theirs, other, own)):
-            raise PeerError(f"{self.who} has another secret: give both sides the same one")
+            raise wrong
+        if listens:
+            self._send(_proof(secret, mine, own, other))
+        self._until = None
         self._socket.settimeout(self._timeout)
 
     def send(self, message: Message, body: Sequence[bytes] = ()) -> None:
@@ -207,6 +222,8 @@ class Link:
         data = bytearray()
         while len(data) < size:
             try:
+                if self._until is not None:
+                    self._socket.settimeout(max(self._until - time.monotonic(), _SOON))
                 part = self._socket.recv(min(size - len(data), _CHUNK))
             except OSError as error:
                 raise self._gone(error) from None
@@ -217,7 +234,8 @@ class Link:
 
     def _gone(self, why: object) -> PeerError:
         if isinstance(why, TimeoutError):
-            why = f"it said nothing for {self._socket.gettimeout():.0f} s"
+            limit = HANDSHAKE if self._until is not None else self._timeout
+            why = f"it said nothing for {limit:.0f} s"
         return PeerError(f"{self.who} is gone: {why or 'the connection broke'}")
 
 

@@ -48,7 +48,7 @@ def lockstep_peer(
 
     Raises:
         OptionError: an invalid argument.
-        PeerError: the address can't be used, or the other process is gone, or has another secret.
+        PeerError: the address can't be used, or the other process is gone.
     """
     host, port = frames.checked_address(address)
     made = secrets.token_hex(16) if secret is None else None
@@ -61,11 +61,25 @@ def lockstep_peer(
     with listening:
         place = f"tcp://{host}:{listening.getsockname()[1]}"
         ready(f"{place}{f' secret {made}' if made else ''}")
-        connection, (other, *_) = listening.accept()
-    link = Link(connection, f"the comparison at {other}", timeout)
+        link = _met(listening, known, timeout, ready)
     with contextlib.closing(link):
-        link.prove(known, listens=True)
         _Serving(link, model, inputs).run()
+
+
+def _met(
+    listening: socket.socket, secret: bytes, timeout: float, ready: Callable[[str], object]
+) -> Link:
+    """Return the connection of who knows the secret; others are told of and end no offer."""
+    while True:
+        connection, (other, *_) = listening.accept()
+        link = Link(connection, f"the comparison at {other}", timeout)
+        try:
+            link.prove(secret, listens=True)
+        except PeerError as error:
+            link.close()
+            ready(f"{error}; still waiting")
+        else:
+            return link
 
 
 class _Serving:
