@@ -10,7 +10,9 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from markupsafe import escape
 
+import llmdebug_nb as ld
 from llmdebug_nb.align import fit as fits
 from llmdebug_nb.align.batch_layout import BatchMap, TokenSpan
 from llmdebug_nb.align.fit import Fit
@@ -25,6 +27,12 @@ from llmdebug_nb.core import constants, spans
 from llmdebug_nb.core.kernels import row_sizes
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, RootCall, Site, Summary
+from llmdebug_nb.show import html
+from llmdebug_nb.show.tables import EVERYTHING
+from llmdebug_nb.show.text import difference_text, finding_text
+from models import llama, prompt
+from recordings import recorded_both
+from view_requests import row_request
 
 LIMIT = 1e-3
 NAN, INF = math.nan, math.inf
@@ -46,10 +54,12 @@ def row(
     fit: Fit | None = None,
     rule: Rule = Rule.NOISE,
     stats: str = "",
+    kept: tuple[slice, ...] | None = None,
 ) -> Difference:
     """Return the row of two tensors of a step of so many tokens, beyond the limit.
 
-    ``stats``: its values were not recorded; "sizes": but the sizes of the rows were.
+    ``stats``: its values were not recorded; "sizes": but the sizes of the rows were. ``kept``: the
+    part of the values that was.
     """
     site, records = Site("layers.0", role=role), []
     for x in (golden, mine):
@@ -57,11 +67,14 @@ def row(
         sizes = row_sizes.of(x) if stats == "sizes" else None
         summary = Summary(s.dtype, s.shape, s.min, s.max, s.mean, s.l2norm, s.nan, s.inf, s.zero,
                           s.fingerprint, sizes)  # fmt: skip
-        records.append(Record(len(records), site, 0, "Linear", summary))
+        records.append(
+            Record(len(records), site, 0, "Linear", summary, kept=kept and "slice", payload="kept")
+        )
     pair = Pair(*records, "same site", fit=fit)
     if stats:
         found, errors = metrics.statistics(*(record.summary for record in records)), None
     else:
+        golden, mine = (x if kept is None else x[kept] for x in (golden, mine))
         found, errors = metrics.by_rows(*((golden, mine) if fit is None else fit(golden, mine)))
     calls = [RootCall(0, kind="prefill", query=tokens, total=total or tokens, batch=batch)]
     return Difference(
@@ -152,7 +165,9 @@ def test_a_row_of_nan_alone_on_one_side_differs():
 
 def test_all_rows_are_said_to_be_all():
     golden = random(1, 40, 16)
-    assert says(golden, golden * 2) == "all 40 tokens differ"
+    found = row(golden, golden * 2).differing
+    assert found is not None
+    assert (found.says, found.numbers) == ("all 40 tokens differ", "all")
 
 
 def test_what_is_zero_in_golden_differs():
@@ -179,7 +194,7 @@ def test_what_only_all_rows_together_are_beyond_is_not_blamed_on_one():
     found = row(golden, golden * 1.0001).differing
     assert found is not None
     assert (found.says, found.share) == ("no token by itself is beyond the limit", None)
-    assert found.where == "no token by itself"
+    assert (found.where, found.numbers) == ("no token by itself", "none alone")
 
 
 def test_of_many_spans_the_first_are_told_and_how_many_there_are():
@@ -312,6 +327,18 @@ def test_sizes_of_rows_tell_at_least_which_differ():
     assert says(golden, mine, stats="sizes") == "at least token 6 of 40 differs"
 
 
+def test_a_part_of_each_row_tells_at_least_which_differ_and_a_part_of_the_rows_does_not():
+    golden = random(1, 40, 16)
+    mine = changed(golden, 0, slice(12, 20))
+    of_each = (slice(None), slice(None), slice(0, 8))
+    assert says(golden, mine, kept=of_each) == "at least tokens 12-19 of 40 differ"
+    few = (slice(None), slice(10, 20))
+    assert says(golden, mine, kept=few) == "which tokens differ is not known"
+    elsewhere = golden.clone()
+    elsewhere[..., :8] *= 1.0001  # it differs in what was not kept, as statistics say
+    assert says(golden, elsewhere, kept=of_each) == "which tokens differ is not known"
+
+
 def test_where_no_size_tells_it_is_unknown():
     golden = random(1, 40, 16)
     found = row(golden, -golden, stats="sizes").differing
@@ -353,3 +380,72 @@ def test_spans_hold_the_numbers_and_touch_nowhere(numbers):
     assert [n for first, last in found for n in range(first, last + 1)] == sorted(numbers)
     gaps = [b[0] - a[1] for a, b in itertools.pairwise(found)]
     assert all(gap > 1 for gap in gaps)
+
+
+# -- a comparison ---------------------------------------------------------------------------------
+
+
+def late(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a model whose layer 1 is off from token 12 on, in the last row of a batch."""
+
+    def wrong(_module: object, _args: object, out: torch.Tensor) -> torch.Tensor:
+        scale = torch.ones_like(out)
+        scale[-1:, 12:] += 0.1 * torch.rand(out[-1:, 12:].shape)
+        return out * scale
+
+    model.get_submodule("model.layers.1.mlp.act_fn").register_forward_hook(wrong)
+    return model
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["values", "statistics"])
+def report(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    runs = recorded_both(
+        llama(), late(llama()), lambda m: m(prompt(40, 2)), path=folder, stats_only=request.param
+    )
+    return ld.compare(*runs, progress=False)
+
+
+def test_a_report_says_which_tokens_differ_in_text_page_list_and_table(report):
+    where = "tokens 12-39 of 40 in row 1 of the batch's 2"
+    by_size = report.differences[0].pair.golden.payload is None
+    where = f"at least {where}" if by_size else where
+    says = f"{where[0].upper()}{where[1:]} differ."
+    assert report.verdict == "diverged"
+    assert report.headlines()[0].which == says
+    assert says in str(report)
+    assert escape(says) in html.page(report.view())
+    finding, d = report.findings[0], report.first_divergence
+    assert says in finding_text(finding)
+    assert escape(says) in html.finding_fragment(finding)
+    assert f"{where} differ" in difference_text(d)
+    assert d.differing.where == where
+    assert d.differing.share == 28 / 40
+    view = report.view()
+    shown = view.row(row_request(d.index))["row"]
+    assert shown["differing"] == where
+    assert shown["which"] == f"12-39{', …' * by_size}"
+    table = report.to_pandas()
+    assert table.loc[d.index, "differing"] == where
+    assert set(table.loc[table.verdict != "diverged", "differing"]) == {""}
+
+
+def test_tokens_before_the_bug_never_differ(report):
+    """Attention is causal, and the first text is right: values tell."""
+    for d in report.differences:
+        if d.verdict != "diverged" or d.pair.golden.payload is None:
+            continue
+        apart = (report.golden.load(d.pair.golden) != report.mine.load(d.pair.mine)).nonzero()
+        assert set(apart[:, 0].tolist()) == {1}
+        assert int(apart[:, -2].min()) >= 12
+        assert d.differing.says.startswith("tokens 12-39 of 40"), d
+
+
+def test_the_list_is_sorted_by_the_share_that_differs(report):
+    view = report.view()
+    request = {**EVERYTHING, "op": "rows", "step": 0, "start": 0, "n": 1000}
+    rows = view.rows({**request, "sort": "which", "descending": True})["rows"]
+    shares = [found and found.share for r in rows if (found := view.differences[r["id"]].differing)]
+    known = [share for share in shares if share is not None]
+    assert known == sorted(known, reverse=True)
+    assert [bool(r["differing"]) for r in rows[: len(known)]] == [True] * len(known)

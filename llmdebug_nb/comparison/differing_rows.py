@@ -6,15 +6,16 @@ axis, if any of its rows does. Numbers count from 0.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from llmdebug_nb.align.fit import Fit
+from llmdebug_nb.align.fit import Fit, Move
 from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.comparison import rows
 from llmdebug_nb.comparison.rows import RowErrors
@@ -46,8 +47,8 @@ class DifferingRows:
     ``noun``: ``token`` or ``row``. ``spans``: their numbers; None if it is unknown which these are.
     ``share``: the part of those compared that differ; None if none is known to by itself.
     ``axis``: "" or which axis they lie along. ``batch``: "" or which rows of a batch these tokens
-    are of. ``at_least``: their sizes tell, so that others may differ, too. ``at_most``: the spans
-    are of blocks, of which some differ.
+    are of. ``at_least``: their sizes tell, or a part of each, so that others may differ, too.
+    ``at_most``: the spans are of blocks, of which some differ.
     """
 
     noun: str
@@ -60,18 +61,28 @@ class DifferingRows:
     at_least: bool = False
 
     @property
+    def numbers(self) -> str:
+        """``12-39``."""
+        if not self.spans:
+            return "unknown" if self.spans is None else "none alone"
+        if self._are_all:
+            return "all"
+        more = ", …" if self.at_least else ""
+        return f"{'in ' if self.at_most else ''}{spans.text(self.spans)}{more}"
+
+    @property
     def where(self) -> str:
         """``tokens 12-39 of 40``."""
         if self.spans is None:
             return f"unknown {self.noun}s"
         if not self.spans:
             return f"no {self.noun} by itself"
-        count = sum(last - first + 1 for first, last in self.spans)
-        if count == self.total and not self.at_most:
+        if self._are_all:
             return f"all {self.total:,} {self.noun}s{self.axis}{self.batch}"
-        numbers = f"{self._noun(count)} {spans.text(self.spans)} of {self.total:,}"
+        noun = self.noun if self._count == 1 else f"{self.noun}s"
         some = "some of " if self.at_most else "at least " if self.at_least else ""
-        return f"{some}{numbers}{self.axis}{self.batch}"
+        numbers = f"{some}{noun} {spans.text(self.spans)} of {self.total:,}"
+        return f"{numbers}{self.axis}{self.batch}"
 
     @property
     def says(self) -> str:
@@ -80,11 +91,15 @@ class DifferingRows:
             return f"which {self.noun}s differ is not known"
         if not self.spans:
             return f"no {self.noun} by itself is beyond the limit"
-        count = sum(last - first + 1 for first, last in self.spans)
-        return f"{self.where} {'differs' if count == 1 else 'differ'}"
+        return f"{self.where} {'differs' if self._count == 1 else 'differ'}"
 
-    def _noun(self, count: int) -> str:
-        return self.noun if count == 1 else f"{self.noun}s"
+    @property
+    def _count(self) -> int:
+        return sum(last - first + 1 for first, last in self.spans or ())
+
+    @property
+    def _are_all(self) -> bool:
+        return self._count == self.total and not self.at_most
 
 
 class _Axis(NamedTuple):
@@ -115,6 +130,8 @@ def of(
     by_size = errors is None and "whole_stat_error" in metrics
     if by_size:
         errors = _by_size(golden.summary, mine.summary)
+    elif golden.kept and errors is not None and errors.axes != golden.summary.shape[:-1]:
+        errors = None  # they are those of a few rows
     axes = golden.summary.shape[:-1] if errors is None else errors.axes
     if math.prod(axes) < 2:
         return None
@@ -126,8 +143,9 @@ def of(
         found = _found(errors, limit, tokens or _telling(errors, limit))
         if tokens is not None and batch is not None:
             found = replace(found, batch=_batch_rows(errors, limit, tokens, batch))
-        if found.spans or not by_size:
-            return replace(found, at_least=by_size)
+        is_part = by_size or golden.kept is not None
+        if found.spans or not is_part:
+            return replace(found, at_least=is_part)
     if tokens is None:
         return DifferingRows("row", math.prod(axes))
     return DifferingRows(tokens.noun, tokens.total)
@@ -173,7 +191,7 @@ def _tokens(
     if fit is not None and fit.golden:
         own = _axis_of(shape[:-1], batch)
         own = _axis_of(shape, batch) if own is None else own
-        found = None if own is None else _moved(fit, shape, own, axes)
+        found = None if own is None else _moved(_Moves(fit.key, fit.golden), shape, own, axes)
         return None if found is None or own is None else _Axis(*found, shape[own])
     at = _axis_of(axes, batch)
     if at is not None:
@@ -195,8 +213,17 @@ def _axis_of(sizes: Sequence[int], batch: Batch) -> int | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Moves:
+    """Golden's part of a fit, known by its key: the layers of a model have equal ones."""
+
+    key: Hashable
+    each: tuple[Move, ...] = field(compare=False)
+
+
+@functools.lru_cache(maxsize=64)
 def _moved(
-    fit: Fit, shape: tuple[int, ...], tokens: int, axes: tuple[int, ...]
+    moves: _Moves, shape: tuple[int, ...], tokens: int, axes: tuple[int, ...]
 ) -> tuple[int, str, np.ndarray] | None:
     """Return the axis that has golden's tokens behind its part of a fit, and their numbers."""
     if not 0 < math.prod(shape) <= constants.RELATED_ELEMENTS:
@@ -204,7 +231,7 @@ def _moved(
     view = [-1 if axis == tokens else 1 for axis in range(len(shape))]
     x = torch.arange(shape[tokens]).view(view).expand(shape)
     try:
-        for move in fit.golden:
+        for move in moves.each:
             x = move(x)
     except (RuntimeError, IndexError):
         return None
