@@ -22,6 +22,7 @@ def test_the_first_screen_is_the_answer_and_fits_into_600_pixels(mount: Mount) -
     expect(page.locator(".llmdebug-reasons dd")).to_have_text(
         [
             "Mine's value is golden's times 0.5.",
+            "Tokens 12-39 of 40 differ.",
             "replayed on its own inputs, the op gives another result.",
             "Look at the scale.",
         ]
@@ -39,7 +40,7 @@ def test_the_first_screen_is_the_answer_and_fits_into_600_pixels(mount: Mount) -
 def test_a_report_shows_errors_and_metrics(mount: Mount) -> None:
     page = mount(Explorer(FakeView(report=True)))
     expect(page.get_by_role("grid", name="Records").get_by_role("columnheader")).to_have_text(
-        ["#", "tensor", "op", "type", "shape", "error", "limit", "verdict"]
+        ["#", "tensor", "op", "type", "shape", "error", "limit", "which", "verdict"]
     )
     more(page)
     expect(page.locator(".llmdebug-metrics")).to_contain_text("cosine")

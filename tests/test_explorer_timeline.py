@@ -116,11 +116,11 @@ class Sparse(FakeView):
 
     def layers(self, request: Any) -> Any:
         answer, buffers = super().layers(request)
-        error, limit, row, state = (bytearray(buffer) for buffer in buffers)
+        error, limit, row, state = (bytearray(buffer) for buffer in buffers[:4])
         row[0:4] = (-1).to_bytes(4, "little", signed=True)
         state[0:4] = bytes((0, 1, 2, 6))
         error[0:12] = limit[0:12] = np.full(3, np.nan, "<f4").tobytes()
-        return answer, [memoryview(part) for part in (error, limit, row, state)]
+        return answer, [*map(memoryview, (error, limit, row, state)), *buffers[4:]]
 
 
 def test_states_differ_by_more_than_colour(mount: Mount) -> None:
@@ -154,9 +154,11 @@ class Deep(FakeView):
         error = np.where(state == 6, 0.5, 0.001).astype("<f4")
         row = np.full(state.shape, 2, "<i4")
         row[-1, -1] = 3
-        arrays = error, np.full(state.shape, 0.01, "<f4"), row, state
+        share, differing = np.full(state.shape, np.nan, "<f4"), np.zeros(state.shape, "<i4")
+        arrays = error, np.full(state.shape, 0.01, "<f4"), row, state, share, differing
         layers = [{"path": f"model.layers.{n}", "type": "Layer", "node": 0} for n in range(1000)]
-        return {"layers": layers, "steps": 100}, [memoryview(array.tobytes()) for array in arrays]
+        answer = {"layers": layers, "steps": 100, "differing": [""]}
+        return answer, [memoryview(array.tobytes()) for array in arrays]
 
     def calls(self, request: Any) -> Any:
         return {"cells": [], "total": 0}

@@ -741,9 +741,10 @@ def test_the_map_of_a_report_comes_in_one_answer_and_leads_to_the_broken_layer(r
     view = ld.compare(*runs).view()
     answer, buffers = Bridge(view).answer({"op": "layers", "re": 1})
     json.dumps(answer, allow_nan=False)
-    error, limit, row, state = (
+    kinds = "<f4", "<f4", "<i4", "u1", "<f4", "<i4"
+    error, limit, row, state, share, differing = (
         np.frombuffer(buffer, kind).reshape(len(answer["layers"]), answer["steps"])
-        for buffer, kind in zip(buffers, ("<f4", "<f4", "<i4", "u1"), strict=True)
+        for buffer, kind in zip(buffers, kinds, strict=True)
     )
     paths = [layer["path"] for layer in answer["layers"]]
     assert paths[0] == "model.embed_tokens"
@@ -757,6 +758,11 @@ def test_the_map_of_a_report_comes_in_one_answer_and_leads_to_the_broken_layer(r
         difference = view.differences[index]
         assert view.step_index[difference.site.generation, difference.site.step] == at[1]
         assert at[0] == len(paths) - 1 or difference.site.path.startswith(paths[at[0]])
+        found = difference.differing
+        assert answer["differing"][differing[at]] == (found.where if found else "")
+        known = None if found is None else found.share
+        assert np.isnan(share[at]) if known is None else share[at] == np.float32(known)
+    assert (share == 1).any()  # the factor is that of all tokens of the prompt
     for layer in answer["layers"][:-1]:
         assert view.tree.nodes[layer["node"]].path == layer["path"]
 
@@ -768,9 +774,8 @@ def test_a_large_map_is_made_quickly_enough_to_be_asked_for():
     found = _layers(nodes, 1000, [(site, "match", 0.0, 1.0) for site in sites])
     assert found.row.shape == (100, 1000)
     assert np.array_equal(found.row, np.arange(100_000).reshape(1000, 100).T)
-    assert (
-        sum(part.nbytes for part in (found.error, found.limit, found.row, found.state)) < 2_000_000
-    )
+    figures = found.error, found.limit, found.row, found.state, found.share, found.differing
+    assert sum(part.nbytes for part in figures) < 2_500_000
 
 
 # --- tree ---

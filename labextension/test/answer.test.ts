@@ -16,6 +16,7 @@ const finding: FindingView = {
   place: 'port.py:30',
   where: 'layers.1.mlp (Fast, was MLP)',
   what: 'Twice the value.',
+  which: 'Tokens 12-39 of 40 differ.',
   why: 'its inputs agree.',
   do: 'Look at the scale.',
   file: 'port.py',
@@ -78,6 +79,8 @@ test('the first line names verdict, place and module; then what, why and what to
   expect(terms).toEqual([
     'what',
     'Twice the value.',
+    'which',
+    'Tokens 12-39 of 40 differ.',
     'why',
     'its inputs agree.',
     'do',

@@ -10,10 +10,10 @@ const MATCH = 3;
 
 afterEach(() => void vi.restoreAllMocks());
 
-function painted(state: number) {
+function painted(state: number, share?: number) {
   const drawn = drawing();
   const context = document.createElement('canvas').getContext('2d')!;
-  paint(context, state, [10, 20, 12, 8], PAINTS);
+  paint(context, state, [10, 20, 12, 8], PAINTS, share);
   return drawn;
 }
 
@@ -30,6 +30,17 @@ test.each([
 ])('a cell of state %i is filled with %s', (state, colour) => {
   const filled = painted(state).filter(one => one.name === 'fillRect');
   expect(filled.map(one => [one.fill, one.args])).toEqual([[colour, [10, 20, 12, 8]]]);
+});
+
+test.each<[number, string, number, number[]]>([
+  [MADE, 'red', 0.75, [10, 22, 12, 6]],
+  [DIVERGED, 'pink', 0.01, [10, 24, 12, 4]], // it can be seen
+])('a cell of state %i is %s from below as far as tokens differ, %f', (state, fill, share, box) => {
+  const filled = painted(state, share).filter(one => one.name === 'fillRect');
+  expect(filled.map(one => [one.fill, one.args])).toEqual([
+    ['green', [10, 20, 12, 8]],
+    [fill, box],
+  ]);
 });
 
 test('nothing is drawn where nothing was recorded', () => {

@@ -143,6 +143,7 @@ export function row(id: number, more: Partial<Row> = {}): Row {
     ...{ id, step: 0, rank: 0, seq: id, path: `layers.${id}`, call: 0, role: 'output', slot: '0' },
     ...{ op: 'Linear', dtype: 'float32', shape: [2, 3], min: -1, max: 1, mean: 0, l2norm: 2 },
     ...{ nan: 0, inf: 0, kept: true, verdict: null, reason: '', expected: '', mark: -1 },
+    ...{ which: '', differing: '' },
     ...more,
   } as Row;
 }

@@ -5,7 +5,7 @@ import type { Step } from '../src/widget/wire';
 const MATCH = 3;
 
 /** Two layers and the calls outside them, two steps. Buffers start at odd offsets, as sent ones. */
-function errors(worst = DIVERGED as number): LayerErrors {
+function errors(worst = DIVERGED as number, sent = 6): LayerErrors {
   const place = (array: { buffer: ArrayBufferLike; byteLength: number }) => {
     const room = new Uint8Array(array.byteLength + 3);
     room.set(new Uint8Array(array.buffer), 3);
@@ -21,8 +21,12 @@ function errors(worst = DIVERGED as number): LayerErrors {
     new Float32Array([0, 1, 0.1, 0, NaN, NaN]),
     new Int32Array([0, 1, 2, 3, -1, 4]),
     new Uint8Array([MATCH, MATCH, DIVERGED, worst, NOTHING, UNMATCHED]),
+    new Float32Array([NaN, NaN, 0.7, NaN, NaN, NaN]),
+    new Int32Array([0, 0, 1, 0, 0, 0]),
   ].map(place);
-  return new LayerErrors({ answer: { layers, steps: 2 }, buffers }, [
+  const differing = ['', 'tokens 12-39 of 40'];
+  const answer = { layers, steps: 2, differing };
+  return new LayerErrors({ answer, buffers: buffers.slice(0, sent) }, [
     { label: '0 prefill' },
     { label: '1 decode' },
   ] as Step[]);
@@ -57,4 +61,18 @@ test('a cell names its layer, step, verdict and available figures', () => {
   const all = errors();
   expect(all.says({ layer: 1, step: 0 })).toMatch(/^a\.1 · 0 prefill: diverged.*0\.2.*0\.1.*2/);
   expect(all.says({ layer: 2, step: 1 })).toMatch(/· 1 decode: unmatched$/);
+});
+
+test('a cell is filled as far as its tokens differ, else wholly, and says which these are', () => {
+  const all = errors();
+  const shares = [0, 1].map(step => all.share({ layer: 1, step }));
+  expect(shares.map(share => Math.round(share * 100))).toEqual([70, 100]);
+  expect(all.says({ layer: 1, step: 0 })).toMatch(/, tokens 12-39 of 40$/);
+  expect(all.says({ layer: 1, step: 1 })).not.toContain('tokens');
+});
+
+test('a page that an earlier version saved knows no shares: its cells are filled', () => {
+  const old = errors(MADE, 4);
+  expect(old.share({ layer: 1, step: 0 })).toBe(1);
+  expect(old.says({ layer: 1, step: 0 })).not.toContain('tokens');
 });

@@ -12,7 +12,8 @@ afterEach(() => {
 });
 
 const NODE = { id: 4, path: 'model.layers' } as TreeNode;
-const bad = { verdict: 'diverged', error: 0.5, limit: 0.1 } as const;
+const tokens = { which: '12-39', differing: 'tokens 12-39 of 40' };
+const bad = { verdict: 'diverged', error: 0.5, limit: 0.1, ...tokens } as const;
 
 function rows(report = true, all: Row[] = [row(0), row(1, bad), row(2)], ranks: number[] = []) {
   const problems: Record<string, string> = { '>x': 'x is no number' };
@@ -70,8 +71,11 @@ test('each record of the step has a line with its figures; the list says how man
     '2×3',
     '0.5',
     '0.1',
+    '12-39',
     '✗ diverged',
   ]);
+  const which = line.querySelector(`[title="${tokens.differing}"]`);
+  expect(which?.textContent).toBe(tokens.which);
   expect(line.getAttribute('aria-rowindex')).toBe('3');
   expect(line.classList.contains('llmdebug-is-bad')).toBe(true);
 });

@@ -10,6 +10,7 @@ afterEach(() => void vi.restoreAllMocks());
 
 const cell = (id: number, more: Partial<CallCell> = {}): CallCell => ({
   ...{ label: `c${id}`, path: `layers.1.c${id}`, row: id, state: 3, error: null, limit: null },
+  differing: '',
   ...more,
 });
 const ERRORS = {

@@ -28,11 +28,13 @@ function layers(states = STATES, count = 3) {
   const answer: LayerMap = {
     layers: [0, 1, 2].slice(0, count).map(i => ({ path: `layers.${i}`, type: 'Layer', node: i })),
     steps: 2,
+    differing: [''],
   };
   const error = Float32Array.from(states, state => (state > MATCH ? 0.5 : 0));
   const limit = Float32Array.from(states, () => 0.1);
   const rows = Int32Array.from(states, (state, i) => (state === NOTHING ? -1 : i));
-  return sent(answer, error, limit, rows, Uint8Array.from(states));
+  const share = Float32Array.from(states, () => NaN);
+  return sent(answer, error, limit, rows, Uint8Array.from(states), share, new Int32Array(6));
 }
 
 async function timeline(answers = [layers()], wait = true) {
@@ -43,7 +45,7 @@ async function timeline(answers = [layers()], wait = true) {
       cells: [
         { label: 'norm', path: `layers.${layer}.norm`, row: 50, state: MATCH },
         { label: 'mlp', path: `layers.${layer}.mlp`, row: 51, state: DIVERGED },
-      ].map(one => ({ ...one, error: null, limit: null })),
+      ].map(one => ({ ...one, error: null, limit: null, differing: '' })),
       total: 2,
     }),
   });

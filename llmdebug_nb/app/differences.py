@@ -15,7 +15,7 @@ from llmdebug_nb.core.records import Record
 from llmdebug_nb.core.urls import on_this_machine
 from llmdebug_nb.show import html
 from llmdebug_nb.show.report_view import ReportView
-from llmdebug_nb.show.row_columns import BY_NAME, JUDGED, MEASURED
+from llmdebug_nb.show.row_columns import BY_NAME, JUDGED, MEASURED, differing
 from llmdebug_nb.show.words import expected_text
 from llmdebug_nb.store.tabular import Tabular
 
@@ -88,7 +88,8 @@ class Differences(Sequence[Difference], ResultTable):
         """Return a table with one row per difference.
 
         Its columns: the site; ``golden`` and ``mine``, the tensor of each side; dtype, shape and
-        statistics of both sides, metrics, verdict, the rule that decided it, reason.
+        statistics of both sides, metrics, verdict, the tokens that differ, the rule that decided
+        it, reason.
         """
         import pandas
 
@@ -112,6 +113,7 @@ def _flat(d: Difference) -> dict[str, Any]:
             row[f"{side}_{name}"] = None if record is None else of(record)
     row |= d.metrics
     row |= {column.name: column.of(d.pair.either, d) for column in JUDGED}
+    row["differing"] = differing(d)
     row |= {"why": d.pair.why, "rule": d.rule.name.lower(), "reason": d.reason}
     row["expected"] = expected_text(d) or None
     return row | {"fit": d.pair.fit.says if d.pair.fit else None}

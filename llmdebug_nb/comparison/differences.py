@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from glob import escape
 from typing import Final, Literal
 
 from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.align.reasons import EXCUSED
+from llmdebug_nb.comparison import differing_rows
+from llmdebug_nb.comparison.differing_rows import Batch, DifferingRows
+from llmdebug_nb.comparison.rows import RowErrors
 from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.quick import quick
@@ -24,9 +28,13 @@ MISMATCHES = ("diverged", "unmatched")  # verdicts that need attention
 
 
 class Comparison:
-    """The comparison that rows belong to: it knows its report while somebody holds the report."""
+    """The comparison that rows belong to: it knows its report while somebody holds the report.
 
-    def __init__(self) -> None:
+    ``batch``: that of golden's step at a site, None if it is unknown.
+    """
+
+    def __init__(self, batch: Callable[[Site], Batch | None] = lambda site: None) -> None:
+        self.batch = batch
         self._report: weakref.ref[object] | None = None
 
     @property
@@ -47,7 +55,7 @@ class Difference:
     decided. ``remark``: how it was measured, or why not; None if there is nothing to say of it.
     ``expected``: the expectation that covers it; None for an expected row that only follows from
     another one. ``follows``: it is within its limit, but only because that of an earlier tensor
-    which diverged is passed on.
+    which diverged is passed on. ``rows``: see `Measured`.
     """
 
     index: int
@@ -61,6 +69,7 @@ class Difference:
     comparison: Comparison | None = field(default=None, compare=False)
     follows: bool = False
     rule: Rule = Rule.NOISE
+    rows: RowErrors | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         figures = "" if self.error is None else f", error {self.error:.2g} (limit {self.limit:.2g})"
@@ -107,6 +116,14 @@ class Difference:
     def differs(self) -> bool:
         """True if noise does not explain its error; it may be as small as that of its inputs."""
         return self.verdict == "diverged" or self.follows
+
+    @property
+    def differing(self) -> DifferingRows | None:
+        """Which tokens, or other rows, differ if it diverged; None if it has but one row."""
+        if self.verdict != "diverged" or self.pair.golden is None or self.pair.mine is None:
+            return None
+        batch = None if self.comparison is None else self.comparison.batch(self.site)
+        return differing_rows.of(self.pair, self.rule, self.limit, self.metrics, self.rows, batch)
 
     @property
     def is_mismatch(self) -> bool:

@@ -302,7 +302,7 @@ def _finished(row: Measured, outcome: Outcome | None, rounded: _Rounded) -> Meas
             own.setdefault(mine.payload, outcome.rounded[1])
         row.of_tokens, row.in_any_order = outcome.of_tokens, outcome.in_any_order
         row.gap, row.in_one_order = outcome.gap, outcome.in_one_order
-        row.input_rounding = outcome.input_rounding
+        row.input_rounding, row.rows = outcome.input_rounding, outcome.rows
     row.rounded = its.get(golden.payload, 0.0), own.get(mine.payload, 0.0)
     return row
 

@@ -20,6 +20,7 @@ from llmdebug_nb.comparison.input_rounding import Factor
 from llmdebug_nb.comparison.measured import OfTokens
 from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.comparison.padding import of_tokens
+from llmdebug_nb.comparison.rows import RowErrors
 from llmdebug_nb.comparison.weight_noise import TURNED, shown, turned
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES
@@ -81,7 +82,7 @@ class Outcome:
     ``metrics``: None if it failed, then ``remark`` says why; else it says how it was measured.
     ``rounded``: the epsilons of the coarsest dtypes that hold golden's and mine's values, None if
     they could not be read. ``of_tokens``, ``in_any_order``, ``in_one_order``, ``gap``,
-    ``input_rounding``: see `Measured`.
+    ``input_rounding``, ``rows``: see `Measured`.
     """
 
     metrics: Metrics | None
@@ -92,6 +93,7 @@ class Outcome:
     in_one_order: Metrics | None = None
     gap: float | None = None
     input_rounding: float = 0.0
+    rows: RowErrors | None = None
 
 
 class Work(Protocol):
@@ -166,7 +168,8 @@ def _compared(job: Job, g: torch.Tensor, m: torch.Tensor, custom: Custom) -> Out
         of_user = {TURNED: shown(*turned(g, m)), **of_user}
     if floating and job.golden.site.role == "weight" and not of_grain:
         of_user = metrics.of_weight(g, m) | of_user
-    found = metrics.compare(g, m, job.logits) | of_grain | of_user
+    found, of_rows = metrics.by_rows(g, m, job.logits)
+    found |= of_grain | of_user
     at_tokens = None
     numbers = floating or not any(x.is_floating_point() or x.is_complex() for x in (g, m))
     if job.blanks is not None and numbers and g.shape == m.shape:
@@ -175,7 +178,7 @@ def _compared(job: Job, g: torch.Tensor, m: torch.Tensor, custom: Custom) -> Out
     in_any_order = None
     if floating and (count := _count_tokens(job, g)):
         in_any_order = sorted_tokens.in_any_order(*stored, count, in_place)
-    return Outcome(found, remark, None, at_tokens, in_any_order)
+    return Outcome(found, remark, None, at_tokens, in_any_order, rows=of_rows)
 
 
 def _in_one_order(chosen: Sequence[torch.Tensor], blanks: Blanks | None) -> Metrics | None:

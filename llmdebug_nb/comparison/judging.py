@@ -59,7 +59,7 @@ class Judging:
         self._siblings = _siblings(measured, size, self._epsilons)
         for again in self._calibration.rounded:
             self._siblings.calibrate(_siblings(again, size, Epsilons(again)))
-        self.comparison = Comparison()
+        self.comparison = Comparison(self._golden.steps.of)
         self._counts_padding = False
 
     def says(self) -> str:

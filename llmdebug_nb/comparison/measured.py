@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.comparison.metrics import Metrics
+from llmdebug_nb.comparison.rows import RowErrors
 from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core import constants, row_sizes
 
@@ -38,7 +39,8 @@ class Measured:
     among scores, by how much mine's differ in score, see `choices.gap`; None if that is unknown.
     ``in_one_order``: of the values at such places, what they are for tokens with the same places,
     in one order; None if all are in one. ``input_rounding``: the relative error of inputs that its
-    call rounded before it multiplied them, see `input_rounding.py`.
+    call rounded before it multiplied them, see `input_rounding.py`. ``rows``: the errors of the
+    rows that ``metrics`` are of, None if these are equal or unknown, or if all is one row.
     """
 
     index: int
@@ -53,6 +55,7 @@ class Measured:
     gap: float | None = None
     in_one_order: Metrics | None = None
     input_rounding: float = 0.0
+    rows: RowErrors | None = None
     rule: Rule = Rule.NOISE
     error: float = field(init=False)
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from llmdebug_nb.comparison import rows, sums
+from llmdebug_nb.comparison.rows import RowErrors, RowFigures
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPE_NAMES, coarsest, epsilon, is_floating
 from llmdebug_nb.core.kernels import row_sizes
@@ -77,6 +78,17 @@ def compare(golden: torch.Tensor, mine: torch.Tensor, logits: bool = False) -> M
     Raises:
         ValueError: different element counts.
     """
+    return by_rows(golden, mine, logits)[0]
+
+
+def by_rows(
+    golden: torch.Tensor, mine: torch.Tensor, logits: bool = False
+) -> tuple[Metrics, RowErrors | None]:
+    """Return what `compare` does, and the errors of the rows; None if these are equal, or one.
+
+    Raises:
+        ValueError: different element counts.
+    """
     if golden.numel() != mine.numel():
         raise ValueError(f"{golden.numel()} elements against {mine.numel()}")
     golden, mine = _masks(golden, mine)
@@ -87,13 +99,20 @@ def compare(golden: torch.Tensor, mine: torch.Tensor, logits: bool = False) -> M
     if logits:
         row = golden.shape[-1] if golden.dim() > 1 else g_flat.numel()
     found, of_rows = sums.of(g_flat, m_flat, unit, width, _whole(width))
-    values = _figures(found, of_rows, sums.has_ulp(unit))
+    whole = np.array([[found.gg, found.dd, found.gd, found.gg_gg]])
+    by_row = rows.figures(whole if of_rows is None else of_rows)
+    values, errors = _figures(found, by_row, of_rows is not None, sums.has_ulp(unit)), None
+    if of_rows is not None and len(of_rows) > 1 and found.mismatched:
+        each = np.sqrt(by_row.squares)
+        if found.nan or found.inf:  # no sum has such positions
+            each[sums.broken_rows(g_flat, m_flat, unit, width, _whole(width))] = math.inf
+        errors = rows.folded(each, tuple(golden.shape[:-1]))
     if not logits or not row:
-        return values
+        return values, errors
     tokens, chunk = _Tokens(row), _whole(row)
     for g, m in zip(torch.split(g_flat, chunk), torch.split(m_flat, chunk), strict=True):
         tokens.add(g.double().numpy(), m.double().numpy())
-    return values | tokens.result(_name(mine))
+    return values | tokens.result(_name(mine)), errors
 
 
 def _whole(row: int) -> int:
@@ -244,24 +263,25 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1)
 
 
-def _figures(of: Sums, of_rows: np.ndarray | None, has_ulp: bool) -> Metrics:
-    """Return the metrics that sums make, all of `FIELDS`."""
+def _figures(of: Sums, by_row: RowFigures, has_rows: bool, has_ulp: bool) -> Metrics:
+    """Return the metrics that sums make, all of `FIELDS`.
+
+    ``by_row``: the figures of rows, or of the whole as one.
+    """
     s, n = of, of.finite
     counts: Metrics = {"mismatched": s.mismatched, "nan_mismatch": s.nan, "inf_mismatch": s.inf}
     if not n:
         return dict.fromkeys(FIELDS) | counts
     g_norm, m_norm, d_norm = math.sqrt(s.gg), math.sqrt(s.mm), math.sqrt(s.dd)
     cosine = s.gm / g_norm / m_norm if g_norm and m_norm else float(g_norm == m_norm)
-    whole = np.array([[s.gg, s.dd, s.gd, s.gg_gg]])
-    by_row = rows.figures(whole if of_rows is None else of_rows)
     by_element = ratio(abs(s.gd), math.sqrt(s.gd_gd))
     return {
         "cosine_similarity": max(-1.0, min(1.0, cosine)),
         "relative_euclidean_distance": ratio(d_norm, g_norm),
         "row_error": by_row.error,
-        "worst_row_error": None if of_rows is None else by_row.worst,
+        "worst_row_error": by_row.worst if has_rows else None,
         "scale_error": by_row.scale_error if s.gg else ratio(s.mm, 0.0),
-        "scale_t": by_element if of_rows is None else by_row.scale_t,
+        "scale_t": by_row.scale_t if has_rows else by_element,
         "carriers": by_row.carriers,
         "rmse": d_norm / math.sqrt(n),
         "max_absolute_error": s.most,

@@ -25,7 +25,7 @@ def of(golden: torch.Tensor, mine: torch.Tensor, unit: str, width: int, chunk: i
     ``unit``: the dtype of ulps and of what counts as infinite. ``width``: of a row, 0 for none.
     ``chunk``: elements that are added up at once, whole rows.
     """
-    kernel, huge = difference.kernel(), constants.INFINITE_SHARE * _largest(unit)
+    kernel, huge = difference.kernel(), _huge(unit)
     line = DTYPES[unit] if has_ulp(unit) else None
     found = None
     if kernel is not None:
@@ -33,9 +33,33 @@ def of(golden: torch.Tensor, mine: torch.Tensor, unit: str, width: int, chunk: i
     return found or _by_numpy(golden, mine, line, width, chunk, huge)
 
 
+def broken_rows(
+    golden: torch.Tensor, mine: torch.Tensor, unit: str, width: int, chunk: int
+) -> np.ndarray:
+    """Return of each row whether one side has NaN or an infinity that the other has not.
+
+    The arguments are those of `of`. Such positions are in no sum.
+    """
+    huge, found = _huge(unit), [np.empty(0, bool)]
+    for g, m in zip(torch.split(golden, chunk), torch.split(mine, chunk), strict=True):
+        nan, inf = _broken(g.double().numpy(), m.double().numpy(), huge)
+        found.append((nan | inf).reshape(-1, width).any(axis=1))
+    return np.concatenate(found)
+
+
+def _broken(g: np.ndarray, m: np.ndarray, huge: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return where one side alone is NaN, and where else an infinity has not its like."""
+    a, b = (np.where(np.abs(x) >= huge, np.copysign(math.inf, x), x) for x in (g, m))
+    nan = np.isnan(a) ^ np.isnan(b)
+    infinite = np.isinf(a) | np.isinf(b)
+    return nan, infinite & (a != b) & ~nan
+
+
 @functools.cache
-def _largest(unit: str) -> float:
-    return torch.finfo(DTYPES[unit]).max if is_floating(unit) else math.inf
+def _huge(unit: str) -> float:
+    """Return from which size on a number of a dtype counts as infinite."""
+    largest = torch.finfo(DTYPES[unit]).max if is_floating(unit) else math.inf
+    return constants.INFINITE_SHARE * largest
 
 
 def has_ulp(unit: str) -> bool:
@@ -134,17 +158,8 @@ class _Running:
         self, g: np.ndarray, m: np.ndarray, ulp: np.ndarray | None, fine: np.ndarray
     ) -> tuple[np.ndarray, ...]:
         """Remove the positions that are not finite on both sides, and count them."""
-        a, b = (
-            np.where(np.abs(x) >= self.huge, np.copysign(math.inf, x), x)
-            for x in (g[~fine], m[~fine])
-        )
-        both_nan = np.isnan(a) & np.isnan(b)
-        one_nan = np.isnan(a) ^ np.isnan(b)
-        self._add(
-            nan=int(one_nan.sum()),
-            inf=int(((a != b) & ~both_nan & ~one_nan).sum()),
-            mismatched=int(((a != b) & ~both_nan).sum()),
-        )
+        nan, inf = (int(found.sum()) for found in _broken(g[~fine], m[~fine], self.huge))
+        self._add(nan=nan, inf=inf, mismatched=nan + inf)
         return g[fine], m[fine], None if ulp is None else ulp[fine]  # type: ignore[return-value]
 
     def _add_rows(self, g: np.ndarray, m: np.ndarray, fine: np.ndarray) -> None:

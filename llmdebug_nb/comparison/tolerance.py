@@ -266,7 +266,7 @@ class Judge:
     ) -> Difference:
         return Difference(
             m.index, m.pair, verdict, error, limit, metrics, remark, comparison=self._comparison,
-            rule=rule,
+            rule=rule, rows=m.rows,
         )  # fmt: skip
 
     def _is_followed(self, pair: Pair) -> bool:

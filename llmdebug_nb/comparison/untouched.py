@@ -129,7 +129,7 @@ class Untouched:
         metrics = outcome.of_tokens.whole or outcome.metrics
         return replace(
             m, metrics=metrics, gap=outcome.gap, in_any_order=outcome.in_any_order,
-            in_one_order=outcome.in_one_order, of_tokens=None,
+            in_one_order=outcome.in_one_order, of_tokens=None, rows=None,
         )  # fmt: skip
 
     def _touched(self, site: Site) -> Blanks | None:

@@ -337,6 +337,9 @@ CHUNK = 1 << 18
 # which have a row for each head and token, make recordings of operators 15 to 20 % slower with
 # 4,096 (benchmarks/capture.py, M), and no slower with these.
 MOST_ROWS = 1 << 10
+# Indices of an axis of rows that are told apart, 4 bytes each: all tokens of a prompt of this
+# length. 10,000 pairs of such take 160 MB.
+TOLD_ROWS = 1 << 12
 # Elements. Two tensors of this size are compared in 0.1 s, and as many again of others with them.
 RELATED_ELEMENTS = 1 << 22
 # Elements of a tensor that is read from disk: 0.1 s.

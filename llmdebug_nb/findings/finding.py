@@ -115,6 +115,12 @@ class Finding:
         sides = (self.mine, self.golden)
         return next((str(side) for side in sides if side is not None and side.file), None)
 
+    @property
+    def which(self) -> str:
+        """A clause on which tokens, or other rows, of its row differ; "" if it has not several."""
+        rows = self.difference.differing if self.difference else None
+        return rows.says if rows else ""
+
     def script(self) -> str:
         """Return ``repro``. Raises StoreError if the call can't be replayed."""
         if self.repro is None:

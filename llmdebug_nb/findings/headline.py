@@ -11,7 +11,8 @@ class Headline:
 
     ``head``: ``Made in``. ``place``: the line to look at, with the name of its file alone; the path
     of the call if the line is unknown. ``where``: the call in mine, and what it was in golden.
-    ``what``: how the values differ, or the evidence. ``why``: the evidence, "" if it was said.
+    ``what``: how the values differ, or the evidence. ``which``: the tokens that differ, "" if there
+    are not several. ``why``: the evidence, "" if it was said.
     ``do``: the advice.
     """
 
@@ -19,5 +20,6 @@ class Headline:
     place: str
     where: str
     what: str
+    which: str
     why: str
     do: str

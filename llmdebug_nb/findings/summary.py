@@ -55,7 +55,7 @@ def headline(finding: Finding) -> Headline:
     head = "Missing behind" if known is not None and known.lacks else "Made in"
     return Headline(
         causes.about(finding.cause).head or head, place, _where(finding, path), printable(what),
-        printable(why), printable(do),
+        sentence(finding.which), printable(why), printable(do),
     )  # fmt: skip
 
 

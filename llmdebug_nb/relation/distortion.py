@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 import torch
 
-from llmdebug_nb.core import constants
+from llmdebug_nb.core import constants, spans
 from llmdebug_nb.core.dtypes import DTYPES, epsilon
 from llmdebug_nb.core.kernels.relative import relative_l2
 from llmdebug_nb.relation import evidence as e
-from llmdebug_nb.relation.evidence import Relation, Sides, listed, nats, remaining, spans
+from llmdebug_nb.relation.evidence import Relation, Sides, listed, nats, remaining
 
 _ROUNDING = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
@@ -193,7 +193,7 @@ def signs(sides: Sides) -> Relation | None:
             negative = (sign < 0).nonzero().flatten().tolist()
             half = len(negative) * 2 == len(sign)
             advice = "look at the signs of the two halves (rotate_half)" if half else ""
-            where = f"{spans(negative)} of {sides.axis(axis)}"
+            where = f"{spans.text_of(negative)} of {sides.axis(axis)}"
             says = f"mine is golden's value with the other sign at {where}"
             return Relation(e.SIGNS, says, advice, error)
     return None

@@ -273,16 +273,3 @@ def listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[: constants.INDICES_SHOWN])) + (
         ", …" if len(numbers) > constants.INDICES_SHOWN else ""
     )
-
-
-def spans(numbers: Sequence[int]) -> str:
-    """Return ``0-6, 9`` for rising numbers; the first few spans of many."""
-    found: list[tuple[int, int]] = []
-    for number in numbers:
-        if found and found[-1][1] == number - 1:
-            found[-1] = found[-1][0], number
-        else:
-            found.append((number, number))
-    words = [f"{first}-{last}" if last > first else str(first) for first, last in found]
-    more = f", … ({len(numbers)} in all)" if len(words) > constants.INDICES_SHOWN else ""
-    return ", ".join(words[: constants.INDICES_SHOWN]) + more

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
-from llmdebug_nb.core import constants
+from llmdebug_nb.core import constants, spans
 from llmdebug_nb.relation import evidence as e
 from llmdebug_nb.relation.distortion import fitted_factor, times
-from llmdebug_nb.relation.evidence import Relation, Sides, listed, nats, remaining, spans
+from llmdebug_nb.relation.evidence import Relation, Sides, listed, nats, remaining
 
 _HEADS = "look at how heads are repeated or split: repeat_interleave against repeat, view before"
 _HEADS += " transpose"
@@ -289,7 +289,7 @@ def _subset(order: torch.Tensor, theirs: int, ours: int) -> Name:
     listing = order.tolist()
     at = torch.arange(ours)
     if ours < theirs and bool((order == at + order[0]).all()):
-        says = f"mine is golden's {spans(listing)} of {{axis}} (it has {theirs})"
+        says = f"mine is golden's {spans.text_of(listing)} of {{axis}} (it has {theirs})"
         return e.SLICED_OUT, says, math.log(theirs)
     if ours > theirs and ours % theirs == 0:
         if bool((order == at % theirs).all()):

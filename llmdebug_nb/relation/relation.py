@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from llmdebug_nb.core import constants
+from llmdebug_nb.core import constants, spans
 from llmdebug_nb.core.dtypes import DTYPE_NAMES
 from llmdebug_nb.relation import distortion, rearrangement
 from llmdebug_nb.relation import evidence as e
-from llmdebug_nb.relation.evidence import Relation, Sides, nats, real, remaining, spans
+from llmdebug_nb.relation.evidence import Relation, Sides, nats, real, remaining
 
 _LOWEST = torch.finfo(torch.float32).min
 
@@ -183,7 +183,9 @@ def _partly(sides: Sides, parts: tuple[_Part, ...], most: float) -> Relation | N
     says = _part_words(sides, first)
     for more in parts[1:]:
         if more.share <= constants.MAJORITY:
-            says += f", and there only {spans((~more.agreeing).nonzero().flatten().tolist())}"
+            says += (
+                f", and there only {spans.text_of((~more.agreeing).nonzero().flatten().tolist())}"
+            )
             says += f" of {sides.axis(more.axis)}"
     inside = relation(
         sides.golden.index_select(first.axis, differing),
@@ -209,7 +211,7 @@ def _of_part(sides: Sides, part: _Part) -> str:
     if sides.axis(part.axis) == e.TOKENS and agreeing == [len(part.agreeing) - 1]:
         return "look at the mask: it hides nothing from the last token"
     differing = (~part.agreeing).nonzero().flatten().tolist()
-    return f"look at what is special about index {spans(differing)}"
+    return f"look at what is special about index {spans.text_of(differing)}"
 
 
 def _parts(sides: Sides) -> Iterator[_Part]:
@@ -260,7 +262,8 @@ def _part_words(sides: Sides, part: _Part) -> str:
             unit = f"the {heads} heads along {unit}"
             break
     if len(differing) <= len(agreeing):
-        return f"only {spans(differing)} of {unit} {'differs' if len(differing) == 1 else 'differ'}"
+        verb = "differs" if len(differing) == 1 else "differ"
+        return f"only {spans.text_of(differing)} of {unit} {verb}"
     if len(agreeing) == 1:
         return f"of {unit}, only {agreeing[0]} agrees"
-    return f"{spans(agreeing)} of {unit} agree, {spans(differing)} differ"
+    return f"{spans.text_of(agreeing)} of {unit} agree, {spans.text_of(differing)} differ"

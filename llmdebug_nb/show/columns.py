@@ -13,7 +13,7 @@ import numpy as np
 
 from llmdebug_nb.comparison.differences import EXPECTED, MISMATCHES, Difference, RowVerdict
 from llmdebug_nb.core.paths import within
-from llmdebug_nb.show.row_columns import BY_NAME, SEARCHED, Column
+from llmdebug_nb.show.row_columns import BY_NAME, SEARCHED, Column, differing_share
 from llmdebug_nb.show.tensors import Array
 from llmdebug_nb.store.row_filter import row_text
 
@@ -139,6 +139,7 @@ class Columns:
             "path": lambda: _path_ranks(self.paths)[self.path_of],
             "shape": lambda: figures(record.summary.numel for record in self._records),
             "verdict": lambda: self.verdict.astype(float),
+            "which": lambda: figures(map(differing_share, self.rows)),
         }
         if name in own:
             return own[name]()

@@ -46,6 +46,7 @@ def view(finding: Finding, headline: Headline, step: int, mark: int) -> wire.Fin
         "place": headline.place,
         "where": headline.where,
         "what": headline.what,
+        "which": headline.which,
         "why": headline.why,
         "do": headline.do,
         "file": mine,
@@ -166,7 +167,7 @@ def answers(view: ViewData, most: int | None = None) -> list[Answer]:
         shown = view.finding({"op": "finding", "finding": at})
         expected = f"expected ({finding['expected']}): " if finding["expected"] else ""
         step = overview["steps"][finding["step"]]["label"]
-        reasons = [finding["what"], finding["why"], finding["do"], finding["proof"]]
+        reasons = [finding[part] for part in ("what", "which", "why", "do", "proof")]
         made.append(
             Answer(
                 f"{expected}{head_line(finding)}, step {step}",

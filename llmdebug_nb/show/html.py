@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core.errors import LLMDebugError
+from llmdebug_nb.core.printable import sentence
 from llmdebug_nb.findings.finding import Finding
 from llmdebug_nb.show import tables, wire
 from llmdebug_nb.show.figure import data_url, errors_picture, heatmaps, layer_pictures
@@ -89,7 +90,7 @@ def fragment(view: ViewData) -> Markup:
 def finding_fragment(finding: Finding) -> str:
     """Return a finding with both sources and its script, for an output cell."""
     shown = detail(finding)
-    said = [finding.evidence, shown["relation"], shown["advice"]]
+    said = [finding.evidence, shown["relation"], sentence(finding.which), shown["advice"]]
     answer = Answer(
         finding_head(finding), list(filter(None, said)), shown, [], pairs_table(shown["pairs"])
     )

@@ -14,7 +14,8 @@ from llmdebug_nb.core.layers import parts
 from llmdebug_nb.core.paths import operator_of
 from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.show import wire_layers
-from llmdebug_nb.show.columns import VERDICTS, Columns
+from llmdebug_nb.show.columns import VERDICTS, Columns, figures
+from llmdebug_nb.show.row_columns import differing
 from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.tree import Tree
 
@@ -49,7 +50,8 @@ class LayerErrors:
     """``layers``: in execution order. The arrays have shape (layers, steps).
 
     ``error``, ``limit``: those of the worst row (NaN: no figure). ``row``: its index, -1 if nothing
-    was recorded. ``state``: `NOTHING` to `MADE`.
+    was recorded. ``state``: `NOTHING` to `MADE`. ``share``: of its tokens, that which differs (NaN:
+    unknown). ``differing``: which these are, "" for none, as indices of ``texts``.
     """
 
     layers: list[wire_layers.Layer]
@@ -57,6 +59,9 @@ class LayerErrors:
     limit: Array
     row: Array
     state: Array
+    share: Array
+    differing: Array
+    texts: list[str]
     rows: Rows
 
     @property
@@ -101,6 +106,7 @@ def layer_errors(
         grid[at] = values
         return grid
 
+    share, differing, texts = _differing([columns.rows[i] for i in worst.tolist()])
     with np.errstate(over="ignore"):  # figures beyond float32 become infinity
         return LayerErrors(
             [_layer(tree, i) for i in layers],
@@ -108,8 +114,19 @@ def layer_errors(
             spread(limit[worst], np.nan, "<f4"),
             spread(worst, -1, "<i4"),
             spread(state[worst], NOTHING, "u1"),
+            spread(share, np.nan, "<f4"),
+            spread(differing, 0, "<i4"),
+            texts,
             Rows(row, columns.step, state, ratio),
         )
+
+
+def _differing(worst: Sequence[Difference]) -> tuple[Array, Array, list[str]]:
+    """Return of rows the share of their tokens that differs, and which: indices of texts."""
+    found, place = [d.differing for d in worst], {"": 0}
+    at = [place.setdefault(one.where if one else "", len(place)) for one in found]
+    share = figures(one.share if one else None for one in found)
+    return share, np.array(at, np.int32), list(place)
 
 
 def _states(columns: Columns, made: Set[Blamed]) -> Array:
@@ -155,6 +172,7 @@ def _cell(d: Difference, state: int, base: str) -> wire_layers.CallCell:
     return {
         "label": label, "path": path, "row": d.index, "state": state,
         "error": number(d.error), "limit": number(d.limit),
+        "differing": differing(d),
     }  # fmt: skip
 
 

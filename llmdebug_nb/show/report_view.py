@@ -319,8 +319,12 @@ class ReportView(View):
 
     def layers(self, request: wire_requests.LayersRequest | None = None) -> Answer:
         errors = self.layer_errors
-        grids = errors.error, errors.limit, errors.row, errors.state
-        answer: wire_layers.LayerMap = {"layers": errors.layers, "steps": len(self.steps)}
+        grids = (
+            errors.error, errors.limit, errors.row, errors.state, errors.share, errors.differing,
+        )  # fmt: skip
+        answer: wire_layers.LayerMap = {
+            "layers": errors.layers, "steps": len(self.steps), "differing": errors.texts,
+        }  # fmt: skip
         return answer, [memoryview(grid.tobytes()) for grid in grids]
 
     def calls(self, request: wire_requests.CallsRequest) -> wire_layers.Calls:

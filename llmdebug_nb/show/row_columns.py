@@ -66,6 +66,23 @@ def _role(record: Record) -> str:
     return site.role if site.phase == "forward" else f"{site.phase} {site.role}"
 
 
+def differing(d: Difference) -> str:
+    """Return which tokens, or other rows, of a tensor that diverged differ; "" for none."""
+    found = d.differing
+    return found.where if found else ""
+
+
+def _numbers(d: Difference) -> str:
+    found = d.differing
+    return found.numbers if found else ""
+
+
+def differing_share(d: Difference) -> float | None:
+    """Return the part of them that differs, None if it is unknown."""
+    found = d.differing
+    return found.share if found else None
+
+
 def _reason(d: Difference) -> str:
     return d.reason or (d.pair.fit.says if d.pair.fit else "")
 
@@ -73,6 +90,8 @@ def _reason(d: Difference) -> str:
 class Row(TypedDict):
     """A record of a run, or a pair of a report. ``step`` indexes the stepper.
 
+    ``differing``: which tokens, or other rows, of a tensor that diverged differ; "" for none;
+    ``which``: their numbers.
     ``expected``: the comment on an expected row, "" for another. ``mark``: the index of its
     expectation in the overview's list; -1 if no expectation names the row.
     """
@@ -101,6 +120,10 @@ class Row(TypedDict):
     ]
     error: Annotated[Num, Column(title="error", when="report", of_difference=lambda d: d.error)]
     limit: Annotated[Num, Column(title="limit", when="report", of_difference=lambda d: d.limit)]
+    which: Annotated[
+        str, Column(lambda r: "", "which", 60, "report", head="", of_difference=_numbers)
+    ]
+    differing: Annotated[str, Column(lambda r: "", of_difference=differing)]
     reason: Annotated[str, Column(lambda r: r.lost or "", of_difference=_reason)]
     expected: Annotated[str, Column(lambda r: "", of_difference=expected_text)]
     mark: int
@@ -117,7 +140,7 @@ COLUMNS = tuple(_declared())  # as on the wire; a view knows `step`, `id` and `m
 BY_NAME = {column.name: column for column in COLUMNS}
 FIGURES = tuple(column.name for column in COLUMNS if column.is_figure)
 MEASURED = tuple(column for column in COLUMNS if column.when == "run")
-JUDGED = tuple(column for column in COLUMNS if column.when == "report")
+JUDGED = tuple(column for column in COLUMNS if column.when == "report" and column.head)
 SEARCHED = tuple(column for column in COLUMNS if column.searched)
 # shown in this order: the verdict is last, as the reason stands in its cell, too
 _SHOWN = sorted(COLUMNS, key=lambda column: column.name == "verdict")

@@ -161,10 +161,12 @@ def marks_table(overview: wire.Overview) -> Table:
 
 
 def difference_line(difference: Difference) -> str:
-    """Return place, verdict and error of a difference."""
+    """Return place, verdict and error of a difference, and which of its rows differ."""
     d = difference
     error = ""
     if d.error is not None:
         error = f", error {figure(number(d.error))} (limit {figure(number(d.limit))})"
-    reason = "; ".join(filter(None, (d.reason, d.pair.fit.says if d.pair.fit else None)))
+    rows, fit = d.differing, d.pair.fit
+    said = (rows.says if rows else None, d.reason, fit.says if fit else None)
+    reason = "; ".join(filter(None, said))
     return f"{d.verdict.replace('_', ' ')}: {d.site}{error}{'; ' + reason if reason else ''}"

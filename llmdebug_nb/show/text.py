@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmdebug_nb.comparison.differences import Difference
-from llmdebug_nb.core.printable import printable_lines
+from llmdebug_nb.core.printable import printable_lines, sentence
 from llmdebug_nb.findings.finding import Finding
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.findings import (
@@ -100,7 +100,7 @@ def _finding_lines(view: ViewData, overview: wire.Overview) -> list[str]:
 def finding_text(finding: Finding) -> str:
     """Return place, cause, evidence and sources of a finding, its lines, and how to replay it."""
     shown = detail(finding)
-    said = [shown["relation"], shown["advice"]]
+    said = [shown["relation"], sentence(finding.which), shown["advice"]]
     lines = [finding_head(finding), finding.evidence, *filter(None, said), *source_lines(shown)]
     pairs = pairs_table(shown["pairs"])
     if pairs is not None:

@@ -99,7 +99,8 @@ class Located(TypedDict):
 class FindingView(TypedDict):
     """A finding. ``step`` indexes the stepper; ``row`` is -1 for none.
 
-    ``head``, ``place``, ``where``, ``what``, ``why``, ``do``: see `findings.headline.Headline`.
+    ``head``, ``place``, ``where``, ``what``, ``which``, ``why``, ``do``: see `Headline` in
+    `findings.headline`.
     ``file``, ``line``: to open, "" and 0 if unknown, or if torch's own. ``proof``: what a proof
     said, "" without one. ``expected``, ``mark``: as in `Row`.
     """
@@ -114,6 +115,7 @@ class FindingView(TypedDict):
     place: str
     where: str
     what: str
+    which: str
     why: str
     do: str
     file: str

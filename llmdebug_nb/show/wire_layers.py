@@ -16,21 +16,25 @@ class Layer(TypedDict):
 
 
 class LayerMap(TypedDict):
-    """The worst row of each layer at each step of the stepper, layer by layer in four buffers.
+    """The worst row of each layer at each step of the stepper, layer by layer in six buffers.
 
     The layers are in execution order. The buffers: error and limit (little-endian float32, NaN: no
-    figure), id of the row (int32, -1: no record), and state (uint8, see `CallCell`).
+    figure), id of the row (int32, -1: no record), state (uint8, see `CallCell`), the share of its
+    tokens that differ (float32, NaN: unknown), and which these are (int32, an index of
+    ``differing``).
     """
 
     layers: list[Layer]
     steps: int
+    differing: list[str]
 
 
 class CallCell(TypedDict):
     """A call inside a layer, by its worst output. ``label``: its last name.
 
     ``state``: 0 no record, 1 unmatched, 2 rewritten, 3 match, 4 within noise, 5 expected,
-    6 diverged by inheritance, 7 diverged where the error is made.
+    6 diverged by inheritance, 7 diverged where the error is made. ``differing``: which of its
+    tokens differ, "" for none.
     """
 
     label: str
@@ -39,6 +43,7 @@ class CallCell(TypedDict):
     state: int
     error: Num
     limit: Num
+    differing: str
 
 
 class Calls(TypedDict):

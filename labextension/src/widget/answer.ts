@@ -206,9 +206,10 @@ export class Answer {
   }
 
   /** What, why, and what to do; then what a proof said. */
-  private reasons({ what, why, do: advice, proof }: FindingView): HTMLElement[] {
+  private reasons({ what, which, why, do: advice, proof }: FindingView): HTMLElement[] {
     const lines: [string, string][] = [
       [T.what, what],
+      [T.which, which],
       [T.why, why],
       [T.advice, advice],
       [T.proof, proof],

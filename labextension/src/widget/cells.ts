@@ -3,6 +3,9 @@ import { h } from './dom';
 import * as T from './strings';
 import { DIVERGED, MADE, NOTHING, REWRITTEN, UNMATCHED } from './layererrors';
 
+/** Pixels of a cell that are filled, however few of its tokens differ. */
+const LEAST = 4;
+
 export interface Paints {
   right: string;
   made: string;
@@ -23,7 +26,7 @@ export function legend(): HTMLElement {
     h('span', {}, h('i', { class: `llmdebug-cell-${name}` }), text);
   return h(
     'span',
-    { class: 'llmdebug-time-legend' },
+    { class: 'llmdebug-time-legend', title: T.legendHint },
     swatch('right', T.legend.right),
     swatch('made', T.legend.made),
     swatch('inherited', T.legend.inherited),
@@ -41,17 +44,36 @@ export function classOf(state: number): string {
   return state === REWRITTEN ? 'llmdebug-cell-rewritten' : 'llmdebug-cell-right';
 }
 
-/** Draw a cell: what has no partner is hatched, what is written otherwise is striped. */
+export type Box = [x: number, y: number, width: number, height: number];
+
+/** Return the lower part of a cell that stands for a share of its tokens: it can be seen. */
+export function part([x, y, width, height]: Box, share: number): Box {
+  const high = Math.min(height, Math.max(LEAST, Math.round(share * height)));
+  return [x, y + height - high, width, high];
+}
+
+/**
+ * Draw a cell: what has no partner is hatched, what is written otherwise is striped. It is filled
+ * from below as far as its tokens differ: `share`.
+ */
 export function paint(
   context: CanvasRenderingContext2D,
   state: number,
-  [x, y, width, height]: [number, number, number, number],
+  box: Box,
   paints: Paints,
+  share = 1,
 ): void {
   if (state === NOTHING) return;
-  context.fillStyle =
-    state === MADE ? paints.made : state === DIVERGED ? paints.inherited : paints.right;
-  context.fillRect(x, y, width, height);
+  const [x, y, width, height] = box;
+  const isWrong = state === MADE || state === DIVERGED;
+  if (!isWrong || share < 1) {
+    context.fillStyle = paints.right;
+    context.fillRect(...box);
+  }
+  if (isWrong) {
+    context.fillStyle = state === MADE ? paints.made : paints.inherited;
+    context.fillRect(...part(box, share));
+  }
   if (state !== UNMATCHED && state !== REWRITTEN) return;
   const lean = state === UNMATCHED ? height : 0;
   context.save();

@@ -24,6 +24,9 @@ export class LayerErrors {
   private limit: Float32Array;
   private rows: Int32Array;
   private states: Uint8Array;
+  private shares: Float32Array;
+  private differing: Int32Array;
+  private texts: string[];
 
   constructor(
     { answer, buffers }: Reply<'layers'>,
@@ -37,6 +40,11 @@ export class LayerErrors {
     this.limit = new Float32Array(bytes[1]!);
     this.rows = new Int32Array(bytes[2]!);
     this.states = new Uint8Array(bytes[3]!);
+    // a page that was saved by an earlier version has no more
+    const [shares, differing] = bytes.slice(4);
+    this.shares = shares ? new Float32Array(shares) : new Float32Array();
+    this.differing = differing ? new Int32Array(differing) : new Int32Array();
+    this.texts = differing ? answer.differing : [];
   }
 
   private at({ layer, step }: Place): number {
@@ -59,6 +67,12 @@ export class LayerErrors {
     return this.states[this.at(place)]!;
   }
 
+  /** Return which part of its tokens differs; 1 if that is unknown, or not of some of them. */
+  share(place: Place): number {
+    const share = this.shares[this.at(place)] ?? NaN;
+    return Number.isNaN(share) ? 1 : share;
+  }
+
   /** Return error over limit; NaN if there is no figure. */
   ratio(place: Place): number {
     const error = this.errorAt(place);
@@ -75,11 +89,13 @@ export class LayerErrors {
     const error = this.errorAt(place);
     const limit = this.limitAt(place);
     const ratio = this.ratio(place);
+    const differing = this.texts[this.differing[this.at(place)] ?? 0];
     const figures = T.errorLimit(figure(error, 3), figure(Number.isNaN(limit) ? null : limit, 3));
     return [
       `${this.name(place.layer)} · ${this.steps[place.step]?.label}: ${STATES[this.state(place)]}`,
       Number.isNaN(error) ? '' : `, ${figures}`,
       ratio > 1 ? T.beyond(figure(ratio, 2)) : '',
+      differing ? `, ${differing}` : '',
     ].join('');
   }
 

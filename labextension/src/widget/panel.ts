@@ -255,6 +255,13 @@ function verdictLine(row: Row): HTMLElement {
     verdictBadge(row.verdict!),
     ' ',
     row.error === null ? null : T.errorLimit(figure(row.error), figure(row.limit)),
+    row.differing
+      ? h(
+          'div',
+          { class: 'llmdebug-differing', title: T.differingHint },
+          T.differing(row.differing),
+        )
+      : null,
     row.expected
       ? h('div', { class: 'llmdebug-reason' }, `${VERDICTS.expected.text}: ${row.expected}`)
       : null,

@@ -330,6 +330,7 @@ export class Rows {
       const why = row.expected ? `: ${row.expected}` : '';
       return cell(row.expected || row.reason, row.verdict && verdictBadge(row.verdict), why);
     }
+    if (name === 'which') return cell(row.differing, row.which);
     if (name === 'shape') return cell(shapeText(row.shape), row.shape.join('×') || T.scalar);
     const text = String(row[name] ?? '');
     if (!number) return cell(text, name === 'dtype' ? shortType(text) : text);

@@ -58,6 +58,7 @@ export const findings = (n: number) => counted(n, 'finding');
 export const noFindings = 'there is no finding';
 export const expectedHead = (comment: string) => `Expected: ${comment}`;
 export const what = 'what';
+export const which = 'which';
 export const why = 'why';
 export const advice = 'do';
 export const proof = 'proof';
@@ -120,6 +121,7 @@ export const nothingToMark = 'only a mismatch can be marked as expected';
 
 export const timeline = 'Where the error goes';
 export const timelineHint = 'execution order → · click or arrow keys and Enter · + − zoom';
+export const legendHint = 'A cell is filled from below as far as its tokens differ';
 export const legend = {
   right: 'right',
   made: 'made here',
@@ -239,6 +241,8 @@ export const showInTree = 'Show this module in the tree';
 export const callId = (id: string) => (id ? ` · id ${id}` : '');
 export const place = (seq: number, step: string, call: number) =>
   `#${seq} · ${step}${call ? ` · call ${call}` : ''}`;
+export const differing = (where: string) => `differs at ${where}`;
+export const differingHint = 'Their own error is beyond the limit. Numbers count from 0';
 export const errorLimit = (error: string, limit: string) => `error ${error}, limit ${limit}`;
 export const part = (part: string) =>
   `only ${part} was kept; the statistics describe the whole tensor`;

@@ -96,9 +96,10 @@ export class Strip {
   }
 
   private cell(i: number): HTMLElement {
-    const { label, path, state, error, limit } = this.cells[i]!;
+    const { label, path, state, error, limit, differing } = this.cells[i]!;
     const figures = error === null ? '' : `, ${T.errorLimit(figure(error, 3), figure(limit, 3))}`;
-    const says = `${pathText(path)}: ${STATES[state]}${figures}`;
+    const which = differing ? `, ${differing}` : '';
+    const says = `${pathText(path)}: ${STATES[state]}${figures}${which}`;
     const mark = state === MADE ? ' ✗' : state === DIVERGED ? ' ⤵' : '';
     return h(
       'button',

@@ -2,7 +2,7 @@
  * Where the error goes: layers in execution order across, tokens down, and below them the calls of
  * one layer. Only cells in view are drawn.
  */
-import { legend, paint, paintsOf } from './cells';
+import { legend, paint, paintsOf, part, type Box } from './cells';
 import { clamp, h, swallow, uniqueId } from './dom';
 import { endOf } from './format';
 import { LayerErrors, MADE, type Place } from './layererrors';
@@ -239,16 +239,19 @@ export class Timeline {
     const gap = width > 8 ? GAP : 0.5;
     for (let step = top; step < bottom; step++)
       for (let layer = left; layer < right; layer++) {
-        const [x, y, state] = [layer * width, step * HEIGHT, errors.state({ layer, step })];
-        paint(context, state, [x, y, width - gap, HEIGHT - GAP], paints);
-        if (state === MADE) this.cross(context, x + (width - gap) / 2, y + (HEIGHT - GAP) / 2);
+        const place = { layer, step };
+        const [state, share] = [errors.state(place), errors.share(place)];
+        const box: Box = [layer * width, step * HEIGHT, width - gap, HEIGHT - GAP];
+        paint(context, state, box, paints, share);
+        if (state === MADE) this.cross(context, part(box, share));
       }
     this.nameSteps(top, bottom);
   }
 
   /** The cell where the error is made is not told by its colour alone. */
-  private cross(context: CanvasRenderingContext2D, x: number, y: number): void {
-    const arm = Math.min(4, this.width / 4);
+  private cross(context: CanvasRenderingContext2D, [left, top, width, height]: Box): void {
+    const [x, y] = [left + width / 2, top + height / 2];
+    const arm = Math.min(4, this.width / 4, height / 2);
     context.strokeStyle = '#fff';
     context.lineWidth = arm > 2 ? 1.75 : 1;
     context.beginPath();

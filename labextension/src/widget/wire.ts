@@ -3,8 +3,8 @@
 export type Num = number | string | null;
 export type Verdict = 'match' | 'within_noise' | 'expected' | 'diverged' | 'unmatched' | 'nondeterministic' | 'incomparable';
 export type When = 'always' | 'run' | 'report' | 'every' | 'ranked';
-export type ColumnName = 'step' | 'rank' | 'seq' | 'path' | 'op' | 'dtype' | 'shape' | 'min' | 'max' | 'mean' | 'l2norm' | 'error' | 'limit' | 'verdict';
-export type Sort = '' | 'step' | 'rank' | 'seq' | 'path' | 'op' | 'dtype' | 'shape' | 'error' | 'limit' | 'verdict';
+export type ColumnName = 'step' | 'rank' | 'seq' | 'path' | 'op' | 'dtype' | 'shape' | 'min' | 'max' | 'mean' | 'l2norm' | 'error' | 'limit' | 'which' | 'verdict';
+export type Sort = '' | 'step' | 'rank' | 'seq' | 'path' | 'op' | 'dtype' | 'shape' | 'error' | 'limit' | 'which' | 'verdict';
 export type Which = 'golden' | 'mine' | 'difference';
 export type Tab = 'golden' | 'mine' | 'difference' | 'all';
 export type Relation = 'inputs' | 'outputs' | 'consumers' | 'siblings';
@@ -14,6 +14,8 @@ export type LineState = 'equal' | 'rewritten' | 'guilty' | 'inherited';
 /**
  * A record of a run, or a pair of a report. ``step`` indexes the stepper.
  *
+ * ``differing``: which tokens, or other rows, of a tensor that diverged differ; "" for none;
+ * ``which``: their numbers.
  * ``expected``: the comment on an expected row, "" for another. ``mark``: the index of its
  * expectation in the overview's list; -1 if no expectation names the row.
  */
@@ -39,6 +41,8 @@ export interface Row {
   verdict: Verdict | null;
   error: Num;
   limit: Num;
+  which: string;
+  differing: string;
   reason: string;
   expected: string;
   mark: number;
@@ -73,6 +77,7 @@ export const LIST_COLUMNS: ListColumn[] = [
   {"name": "l2norm", "title": "l2 norm", "width": 60, "when": "run", "number": true, "figure": true, "searched": false},
   {"name": "error", "title": "error", "width": 60, "when": "report", "number": true, "figure": true, "searched": false},
   {"name": "limit", "title": "limit", "width": 60, "when": "report", "number": true, "figure": true, "searched": false},
+  {"name": "which", "title": "which", "width": 60, "when": "report", "number": false, "figure": false, "searched": false},
   {"name": "verdict", "title": "verdict", "width": 124, "when": "report", "number": false, "figure": false, "searched": true},
 ];
 
@@ -150,7 +155,8 @@ export interface Located {
 /**
  * A finding. ``step`` indexes the stepper; ``row`` is -1 for none.
  *
- * ``head``, ``place``, ``where``, ``what``, ``why``, ``do``: see `findings.headline.Headline`.
+ * ``head``, ``place``, ``where``, ``what``, ``which``, ``why``, ``do``: see `Headline` in
+ * `findings.headline`.
  * ``file``, ``line``: to open, "" and 0 if unknown, or if torch's own. ``proof``: what a proof
  * said, "" without one. ``expected``, ``mark``: as in `Row`.
  */
@@ -165,6 +171,7 @@ export interface FindingView {
   place: string;
   where: string;
   what: string;
+  which: string;
   why: string;
   do: string;
   file: string;
@@ -552,21 +559,25 @@ export interface Layer {
 }
 
 /**
- * The worst row of each layer at each step of the stepper, layer by layer in four buffers.
+ * The worst row of each layer at each step of the stepper, layer by layer in six buffers.
  *
  * The layers are in execution order. The buffers: error and limit (little-endian float32, NaN: no
- * figure), id of the row (int32, -1: no record), and state (uint8, see `CallCell`).
+ * figure), id of the row (int32, -1: no record), state (uint8, see `CallCell`), the share of its
+ * tokens that differ (float32, NaN: unknown), and which these are (int32, an index of
+ * ``differing``).
  */
 export interface LayerMap {
   layers: Layer[];
   steps: number;
+  differing: string[];
 }
 
 /**
  * A call inside a layer, by its worst output. ``label``: its last name.
  *
  * ``state``: 0 no record, 1 unmatched, 2 rewritten, 3 match, 4 within noise, 5 expected,
- * 6 diverged by inheritance, 7 diverged where the error is made.
+ * 6 diverged by inheritance, 7 diverged where the error is made. ``differing``: which of its
+ * tokens differ, "" for none.
  */
 export interface CallCell {
   label: string;
@@ -575,6 +586,7 @@ export interface CallCell {
   state: number;
   error: Num;
   limit: Num;
+  differing: string;
 }
 
 /** The calls of a layer in a step, in execution order: the first of ``total``. */
