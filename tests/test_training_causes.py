@@ -78,7 +78,9 @@ def frozen(model):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_weights_that_the_backward_pass_does_not_reach_are_the_one_finding(train, mode):
-    (finding,) = compared(train, mode, change=without_gradient).findings
+    report = compared(train, mode, change=without_gradient)
+    (finding,) = report.findings
+    assert report.headlines()[0].where == "layers.1.up (Linear) in the backward pass"
     assert (finding.cause, finding.path, finding.step) == ("gradient missing", "layers.1.up", 0)
     assert "have a gradient in golden and none in mine" in finding.evidence
     for name in ("up.bias", "up.weight", "norm.weight"):

@@ -35,6 +35,7 @@ class Reason(Enum):
     NO_STEP = "the other run did not record this step"
     NO_PHASE = "the other run did not record this phase"
     NO_CALL = "the module was called fewer times in the other run"
+    NO_BACKWARD = "the backward pass of the other run does not reach this call"
     LEFT_OUT = "the map leaves it out"
 
     # compiled code and exported graphs have no partner for it, though nothing is missing

@@ -66,6 +66,7 @@ class Reasons:
             (operator not in self._has_operators, no_level),
             (s.key in self._calls, Reason.NO_SLOT),
             (operator and self._fused, Reason.WRITTEN),
+            (s.key._replace(phase="forward") in self._calls, Reason.NO_BACKWARD),
             (operator, Reason.NO_OPERATOR),
         )
         return next((reason for holds, reason in checks if holds), Reason.NO_CALL)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from llmdebug_nb.comparison.differences import Difference
@@ -15,6 +16,7 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.paths import module_of
 from llmdebug_nb.core.placement import unshared
 from llmdebug_nb.core.records import Site
+from llmdebug_nb.graph.compared_calls import ComparedCall
 from llmdebug_nb.replay.runs import Runs
 
 Step: TypeAlias = tuple[int, int, int]  # rank, generation, step
@@ -22,9 +24,13 @@ Name: TypeAlias = tuple[str, str]  # path of a module, name of its weight
 
 
 class Missing(NamedTuple):
-    """The gradients of a step that one program lacks, in the order of the other's backward pass."""
+    """The gradients of a step that one program lacks, in the order of the other's backward pass.
+
+    ``path``: of the first one's module in the program that lacks it.
+    """
 
     rows: list[Difference]
+    path: str
 
     @property
     def first(self) -> Difference:
@@ -34,6 +40,14 @@ class Missing(NamedTuple):
     def owner(self) -> str:
         """The program that has them."""
         return "golden" if self.first.pair.golden is not None else "mine"
+
+    def of_both(self, call: ComparedCall) -> ComparedCall:
+        """Return the call of the first one's module as one of both programs: both make it."""
+        own = call.golden or call.mine
+        assert own is not None
+        other = own._replace(path=self.path)
+        golden, mine = (own, other) if self.owner == "golden" else (other, own)
+        return replace(call, golden=golden, mine=mine)
 
     def words(self) -> str:
         names = [
@@ -66,11 +80,13 @@ def missing(differences: Sequence[Difference], runs: Runs) -> dict[Step, Missing
                 trained[step, side].add(_name(record.site))
         if None in sides:
             alone[step].append(d)
-    return {
-        step: Missing(rows)
-        for step, some in alone.items()
-        if (rows := _untrained(some, [trained[step, 0], trained[step, 1]], partners, runs))
-    }
+    found = {}
+    for step, some in alone.items():
+        rows = _untrained(some, [trained[step, 0], trained[step, 1]], partners, runs)
+        if rows:
+            side = 0 if rows[0].pair.golden is not None else 1
+            found[step] = Missing(rows, partners[step, side, rows[0].site.path])
+    return found
 
 
 def _untrained(

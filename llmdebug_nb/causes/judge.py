@@ -211,7 +211,7 @@ class Judge:
         call = self.calls.of(missing.first)
         if call is None or not call.one_sided or case.row.index < missing.first.index:
             return None  # it ends nowhere: weights alone are not trained
-        return Blamed(call, causes.NO_GRADIENT, missing.words(), missing.first)
+        return Blamed(missing.of_both(call), causes.NO_GRADIENT, missing.words(), missing.first)
 
     def _given_by_the_loss(self, case: _Case) -> Blamed | None:
         """The gradient that the model is given differs."""

@@ -95,8 +95,8 @@ class _Relating:
     def _twos(self) -> Iterator[_Two]:
         """Yield the pairs of tensors that may tell, the nearest to the error first."""
         blamed, region = self._blamed, self._blamed.region
-        if blamed.cause == causes.UPDATED:
-            return  # what an update does to values says nothing of them
+        if blamed.cause in (causes.UPDATED, causes.NO_GRADIENT):
+            return  # what an update does to values says nothing of them, nor what is not there
         if blamed.cause == causes.WEIGHT:
             for row in (*blamed.call.weights, blamed.row):
                 if row.site.role == "weight" and row.verdict == "diverged":

@@ -52,9 +52,12 @@ def headline(finding: Finding) -> Headline:
     relation = sentence(finding.relation)
     evidence = sentence(finding.evidence)
     what, why = (relation, evidence) if relation else (evidence, "")
+    row, where = finding.difference, _where(finding, path)
+    if row is not None and row.site.phase == "backward":
+        where = f"{where} in the backward pass"
     head = "Missing behind" if known is not None and known.lacks else "Made in"
     return Headline(
-        causes.about(finding.cause).head or head, place, _where(finding, path), printable(what),
+        causes.about(finding.cause).head or head, place, where, printable(what),
         sentence(finding.which), printable(why), printable(do),
     )  # fmt: skip
 
