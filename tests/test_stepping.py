@@ -564,3 +564,48 @@ def test_after_one_of_two_causes_was_replaced_the_other_is_named(golden, broken)
     assert "here it departs again: another cause" in stepper.rest
     stepper.abort()
     assert "did not run to its end" in stepper.rest
+
+
+class Mlp(nn.Module):
+    """An MLP that its operators' numbers tell apart: a port makes one call more before."""
+
+    def __init__(self, own, scale):
+        super().__init__()
+        self.own, self.scale = own, scale
+
+    def forward(self, x):
+        y = self.own.act_fn(self.own.gate_proj(x * 1.0)) * self.own.up_proj(x)
+        return self.own.down_proj(y) * self.scale
+
+
+def ported(golden, scale=1.0):
+    port = copy.deepcopy(golden)
+    for layer in port.model.layers:
+        layer.mlp = Mlp(layer.mlp, 1.0)
+    port.model.layers[1].mlp.scale = scale
+    return port
+
+
+def test_a_right_port_that_calls_other_operators_is_not_halted(golden):
+    port = ported(golden)
+    assert ld.step(port, when="diverges", golden="golden").start(lambda: run(port)) is None
+
+
+def test_the_wrong_call_of_such_a_port_is_halted(golden):
+    port = ported(golden, 1.01)
+    stop = ld.step(port, when="diverges", golden="golden").start(lambda: run(port))
+    assert stop.path.startswith("model.layers.1.mlp")
+
+
+@pytest.mark.parametrize("command", ["op", "abort"])
+def test_a_panel_shows_calls_that_are_not_the_first_of_their_place(golden, command):
+    port = ported(golden)
+    stepper = ld.step(port, at="*.layers.0.mlp/Tensor.mul")
+    stepper.start(lambda: run(port))
+    panel = StepPanel(stepper, lambda stop: None)
+    for _ in range(3):  # Tensor.mul is called three times there
+        if stepper.stop is not None:
+            stepper.go("continue")
+            assert panel.selected >= -1
+    if stepper.stop is not None:
+        stepper.go(command)

@@ -180,7 +180,9 @@ class RunView(View):
         """
         if step is None:
             step = self.run.index.first_step(path, role) or 0
-        return self.run.find(path, step, role).id
+        calls = self.run.records(n=1, path=path, step=step, role=role, phase="forward")
+        known = next(calls, None)  # of whichever call comes first
+        return (known or self.run.find(path, step, role)).id
 
     def first_rows(self, n: int) -> list[wire.Row]:
         return [self.row_view(record.id, record) for record in self.run.records(n=n)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -65,7 +66,8 @@ class Conditions:
 class ValueCondition:
     """A condition on the outputs of a call: ``nan``, ``inf``, ``abs`` or ``diverges``.
 
-    ``bound``: of ``abs``, or of the error of ``diverges``; None: 32 units of rounding.
+    ``bound``: of ``abs``, or of the error of ``diverges``; None: 32 units of rounding, and what the
+    error of the call's inputs explains.
     """
 
     kind: str
@@ -95,6 +97,8 @@ class ValueCondition:
         if self.kind == "diverges":
             error = stop.errors.get(slot, 0.0)
             bound = _rounding(tensor) if self.bound is None else self.bound
+            if error > bound and self.bound is None:  # as a comparison: its inputs' noise passes on
+                bound = math.hypot(bound, constants.AMPLIFICATION * stop.given)
             return f"output {slot} is {error:.2g} off golden" if error > bound else None
         values = computable(tensor)
         if values is None or not (values.is_floating_point() or values.is_complex()):

@@ -302,8 +302,8 @@ def step(
     Args:
         model: as in `dump`.
         at: globs over module paths, operators (``Functional.softmax``) or paths of operators.
-        when: ``nan``, ``inf``, ``abs>1e4``, ``diverges`` (from golden, by 32 units of rounding)
-            or ``diverges>1e-3``.
+        when: ``nan``, ``inf``, ``abs>1e4``, ``diverges`` (from golden, by 32 units of rounding
+            and more than its inputs' error explains) or ``diverges>1e-3``.
         golden: a run with values, of this model or of one with matching modules.
         tokens: halt only in these steps. All steps are recorded.
         options: of the recording.

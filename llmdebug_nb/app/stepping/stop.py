@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+import torch
 
 from llmdebug_nb.app.compare import compare
 from llmdebug_nb.app.stepping.agreement_after_graft import Place, place_of
@@ -20,8 +23,6 @@ from llmdebug_nb.store.layouts import Contents
 from llmdebug_nb.store.reader import in_memory
 
 if TYPE_CHECKING:
-    import torch
-
     from llmdebug_nb.capture.current_line import Here
     from llmdebug_nb.show.views import View
     from llmdebug_nb.store.run import Run
@@ -60,6 +61,25 @@ class Stop:
             for slot, theirs in self.golden.items()
             if slot in self.outputs and theirs.numel() == self.outputs[slot].numel()
         }
+
+    @cached_property
+    def given(self) -> float:
+        """How far its inputs are from those that golden's call took; infinite if that is unknown.
+
+        Of a call by its number in its module, this tells whether it is golden's at all. A weight
+        that differs excuses nothing.
+        """
+        theirs = self._golden_tensors("input", self.inputs)
+        if not theirs or theirs.keys() != self.inputs.keys():
+            return math.inf
+        pairs = [
+            (theirs[slot], mine.detach().cpu())
+            for slot, mine in self.inputs.items()
+            if not isinstance(mine, torch.nn.Parameter)
+        ]
+        if any(golden.numel() != mine.numel() for golden, mine in pairs):
+            return math.inf
+        return max((error(golden, mine.reshape(golden.shape)) for golden, mine in pairs), default=0)
 
     @property
     def names(self) -> tuple[str, str, str]:
