@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,14 +16,14 @@ import torch
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.interrupts import Unbroken
+from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.core.torch_internals import HOOK_DICTS, register_again, registered
 from llmdebug_nb.graph.compared_calls import ComparedCall
 from llmdebug_nb.replay import arguments
-from llmdebug_nb.replay.arguments import Arguments
 from llmdebug_nb.replay.execution import quiet, results
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.replay import largest_error, same
-from llmdebug_nb.replay.runs import Runs
+from llmdebug_nb.replay.runs import Runs, Side
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,89 @@ class SwapResult:
     cache: bool = False
 
 
-def run_on_golden_inputs(call: ComparedCall, runs: Runs) -> SwapResult:
-    """Run mine's module on golden's inputs.
+class LiveCall:
+    """A recorded call of a live module, to be made again: as it was, or with one thing changed.
+
+    ``find(path)``: the live module, or None. ``cache``: a cache, which was still empty, is left
+    out.
+
+    Raises:
+        CannotReplay: the module is gone, or its arguments can't be rebuilt.
+    """
+
+    def __init__(
+        self, side: Side, key: CallKey, find: Callable[[str], torch.nn.Module | None]
+    ) -> None:
+        module = find(key.path)
+        if key.phase != "forward":
+            raise CannotReplay("calls of backward passes are not replayed")
+        if module is None:
+            raise CannotReplay("the model is gone")
+        self.side, self.key, self._module = side, key, module
+        scalars = side.scalars(key)
+        self.cache = any(arguments.is_cache(slot, scalar) for slot, scalar in scalars.items())
+        if self.cache and key.step > 0:
+            raise CannotReplay(
+                "it was called with a cache of earlier tokens, which is not recorded"
+            )
+        self.records = side.records(key, "input")
+        self._given = arguments.arguments_of(self.records, scalars, without_cache=True)
+        self.load = arguments.loader(side, self.records)
+        self.recorded = arguments.outputs(side, key)
+
+    def check(self, limit: float, runs: Runs) -> bool:
+        """Tell whether two calls give two results. Raises CannotReplay: the model has changed."""
+        again, other = self.results(), self.results(seed=1)
+        random = any(not same(tensor, other[slot]) for slot, tensor in again.items())
+        if not random and largest_error(self.recorded, again, runs) > limit:
+            raise CannotReplay("the model no longer computes the recorded values")
+        return random
+
+    def results(
+        self,
+        load: Callable[[str], torch.Tensor] | None = None,
+        seed: int = 0,
+        settings: Mapping[str, object] | None = None,
+        keywords: Mapping[str, object] | None = None,
+        idle: Sequence[str] = (),
+    ) -> dict[str, torch.Tensor]:
+        """Make the call again and return its results by slot.
+
+        ``load``: gives the tensors. ``settings``: other values of attributes of the module.
+        ``keywords``: other arguments by keyword. ``idle``: paths below the module of those that
+        give what they take.
+
+        Raises:
+            CannotReplay: the call fails.
+        """
+        module = self._module
+        device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        given = arguments.filled(self._given, load or self.load)
+        args = [_to(value, device) for value in given[0]]
+        named = (given[1] | dict(keywords or {})).items()
+        kwargs = {name: _to(value, device) for name, value in named}
+        try:
+            with Unbroken(untouched(module), quiet(seed)):
+                for name, value in (settings or {}).items():
+                    setattr(module, name, value)
+                for path in idle:
+                    vars(module.get_submodule(path))["forward"] = _first
+                result = module(*args, **kwargs)
+        except Exception as error:  # the module is the program's: it may raise anything
+            line = str(error).partition("\n")[0]
+            text = f"{type(error).__name__}: {line}"
+            raise CannotReplay(f"the module fails when it is called alone: {text}") from None
+        return {slot: tensor.detach().cpu() for slot, tensor in results(result)}
+
+
+def _first(x: object, *_: object, **__: object) -> object:
+    return x
+
+
+def run_on_golden_inputs(
+    call: ComparedCall, runs: Runs, settings: Mapping[str, object] | None = None
+) -> SwapResult:
+    """Run mine's module on golden's inputs. ``settings``: other values of its attributes.
 
     Raises:
         CannotReplay: the live module is gone, changed, or can't be called alone.
@@ -48,49 +129,19 @@ def run_on_golden_inputs(call: ComparedCall, runs: Runs) -> SwapResult:
     golden, mine = call.golden, call.mine
     if golden is None or mine is None:
         raise CannotReplay("only one run made this call")
-    if call.key.phase != "forward":
-        raise CannotReplay("calls of backward passes are not replayed")
-    module = runs.module(mine.path)
-    if module is None:
-        raise CannotReplay("the model is gone")
-    scalars = runs.mine.scalars(mine)
-    cache = any(arguments.is_cache(slot, scalar) for slot, scalar in scalars.items())
-    if cache and mine.step > 0:
-        raise CannotReplay("it was called with a cache of earlier tokens, which is not recorded")
-    own, theirs = runs.mine.records(mine, "input"), runs.golden.records(golden, "input")
-    given = arguments.arguments_of(own, scalars, without_cache=True)
-    dtypes = {record.site.slot: record.summary.dtype for record in own}
-    load, load_golden = arguments.loader(runs.mine, own), arguments.loader(runs.golden, theirs)
+    live = LiveCall(runs.mine, mine, runs.module)
+    theirs = runs.golden.records(golden, "input")
+    dtypes = {record.site.slot: record.summary.dtype for record in live.records}
+    load_golden = arguments.loader(runs.golden, theirs)
 
     def load_as_mine(slot: str) -> torch.Tensor:
         tensor = load_golden(slot)
         return tensor.to(DTYPES[dtypes[slot]]) if tensor.is_floating_point() else tensor
 
-    recorded = arguments.outputs(runs.mine, mine)
-    again = _called(module, arguments.filled(given, load))
-    limit = max((d.limit or 0.0 for d in call.outputs), default=0.0)
-    other = _called(module, arguments.filled(given, load), seed=1)
-    random = any(not same(tensor, other[slot]) for slot, tensor in again.items())
-    if not random and largest_error(recorded, again, runs) > limit:
-        raise CannotReplay("the model no longer computes the recorded values")
-    result = _called(module, arguments.filled(given, load_as_mine))
+    random = live.check(max((d.limit or 0.0 for d in call.outputs), default=0.0), runs)
+    result = live.results(load_as_mine, settings=settings)
     error = largest_error(arguments.outputs(runs.golden, golden), result, runs)
-    return SwapResult(error, random, cache)
-
-
-def _called(module: torch.nn.Module, given: Arguments, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Call a module on its own device and return the results by slot. Raises CannotReplay."""
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    args = [_to(value, device) for value in given[0]]
-    kwargs = {name: _to(value, device) for name, value in given[1].items()}
-    try:
-        with Unbroken(untouched(module), quiet(seed)):
-            result = module(*args, **kwargs)
-    except Exception as error:  # the module is the program's: it may raise anything
-        line = str(error).partition("\n")[0]
-        text = f"{type(error).__name__}: {line}"
-        raise CannotReplay(f"the module fails when it is called alone: {text}") from None
-    return {slot: tensor.detach().cpu() for slot, tensor in results(result)}
+    return SwapResult(error, random, live.cache)
 
 
 def _to(value: object, device: torch.device) -> object:
