@@ -14,6 +14,7 @@ WEIGHT = "weight differs"
 UPDATED = "weight changed otherwise"  # between two root calls, as an optimizer does
 SCALAR = "scalar argument differs"
 OTHER_OPS = "missing/extra op"
+GRADIENT = "missing gradient"
 NONDETERMINISTIC = "nondeterministic"
 NEAR_TIE = "near tie"  # rounding decides which experts or tokens are chosen
 OVERFLOW = "overflow starts here"
@@ -30,7 +31,7 @@ class Cause:
     ``made``: a sentence on the error, with ``{where}``. ``advice``: what to do next. ``head``:
     what stands before the place. ``is_last``: nothing that made the error was found, so findings of
     other causes come first. ``advises``: its advice is the best one, whatever the tensors show.
-    ``of_weights``: no line that runs makes the error.
+    ``of_weights``: no line inside the module makes the error.
     """
 
     made: str = "The cause is {where}"
@@ -93,6 +94,13 @@ _CAUSES = {
     OTHER_OPS: Cause(
         "The error is made at {where}, as the two programs call other operators",
         "Look at this code in both programs",
+    ),
+    GRADIENT: Cause(
+        "The error is made before {where}: what it takes is cut off from the gradients",
+        "Look for a detach, .data or no_grad on the way to what it takes",
+        "No gradient goes on from",
+        advises=True,
+        of_weights=True,
     ),
     NONDETERMINISTIC: Cause(
         "The result of {where} changes from run to run, which hides whether there is an error",

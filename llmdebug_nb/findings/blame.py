@@ -32,7 +32,7 @@ from llmdebug_nb.graph.equal_in_effect import equal_in_effect
 from llmdebug_nb.graph.flow import Flow
 from llmdebug_nb.graph.region import Region
 from llmdebug_nb.replay.runs import Runs
-from llmdebug_nb.search import near_tie, reordered_values, value_sets
+from llmdebug_nb.search import near_tie, reordered_values, swap_numbers, value_sets
 from llmdebug_nb.search.frontier import Frontier
 
 
@@ -126,6 +126,7 @@ def _searched(
             frontier = Frontier(
                 differences, phase, runs.same_code, passes_on,
                 lambda row: reordered_values.holds_the_same(row, runs),
+                lambda golden, mine, flows: swap_numbers.own(golden, mine, flows, runs),
             )  # fmt: skip
             guilty = frontier.guilty
             rejoins |= {d.index for d in frontier.rejoins}
@@ -196,6 +197,7 @@ def _equal_in_effect(differences: Sequence[Difference], rejoins: set[int]) -> se
     return found
 
 
+_START = "wrong_start"
 _Found = list[tuple[Finding, frozenset[int]]]  # with the indices of the rows that it makes
 
 
@@ -357,8 +359,11 @@ class _Search:
         return [self._started(causes.OTHER_TOKEN, text)]
 
     def _started(self, cause: str, text: str) -> Finding:
-        s = self.start.site
-        return Finding(s.path, self.start.op, s.step, cause, text, self.start, rule="wrong_start")
+        s, call = self.start.site, self.judge.calls.of(self.start)
+        if call is None:
+            return Finding(s.path, self.start.op, s.step, cause, text, self.start, rule=_START)
+        region = Region(self.start)
+        return self._told(Blamed(call, cause, text, self.start, region, rule=_START))
 
     def _unseen(self) -> Finding:
         """Blame code that was not recorded, and advise a recording that shows more."""
@@ -421,7 +426,7 @@ class _Search:
             mine=mine,
             pairs=of.pairs(),
             relation=told.relation,
-            advice=told.advice,
+            advice=b.advice or told.advice,
             rule=b.rule,
         )
 

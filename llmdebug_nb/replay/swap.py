@@ -25,6 +25,8 @@ from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.replay import largest_error, same
 from llmdebug_nb.replay.runs import Runs, Side
 
+LEFT_OUT = object()
+
 
 @dataclass(frozen=True)
 class SwapResult:
@@ -82,24 +84,25 @@ class LiveCall:
         load: Callable[[str], torch.Tensor] | None = None,
         seed: int = 0,
         settings: Mapping[str, object] | None = None,
-        keywords: Mapping[str, object] | None = None,
+        given: Mapping[str, object] | None = None,
         idle: Sequence[str] = (),
     ) -> dict[str, torch.Tensor]:
         """Make the call again and return its results by slot.
 
         ``load``: gives the tensors. ``settings``: other values of attributes of the module.
-        ``keywords``: other arguments by keyword. ``idle``: paths below the module of those that
-        give what they take.
+        ``given``: other arguments, by slot; `LEFT_OUT` for none. ``idle``: paths below the module
+        of those that give what they take.
 
         Raises:
             CannotReplay: the call fails.
         """
         module = self._module
         device = next((p.device for p in module.parameters()), torch.device("cpu"))
-        given = arguments.filled(self._given, load or self.load)
-        args = [_to(value, device) for value in given[0]]
-        named = (given[1] | dict(keywords or {})).items()
-        kwargs = {name: _to(value, device) for name, value in named}
+        args, kwargs = arguments.filled(self._given, load or self.load)
+        for slot, other in (given or {}).items():
+            _put(args, kwargs, slot, other)
+        args = [_to(value, device) for value in args]
+        kwargs = {name: _to(value, device) for name, value in kwargs.items()}
         try:
             with Unbroken(untouched(module), quiet(seed)):
                 for name, value in (settings or {}).items():
@@ -114,14 +117,30 @@ class LiveCall:
         return {slot: tensor.detach().cpu() for slot, tensor in results(result)}
 
 
+def _put(args: list[object], kwargs: dict[str, object], slot: str, value: object) -> None:
+    """Put another argument at a slot, or leave it out. Raises CannotReplay."""
+    name = slot.removeprefix("kwargs.")
+    if name.isdigit() and int(name) < len(args) and value is not LEFT_OUT:
+        args[int(name)] = value
+    elif name == slot or not name.isidentifier():
+        raise CannotReplay(f"argument {slot} can't be changed")
+    elif value is LEFT_OUT:
+        kwargs.pop(name, None)
+    else:
+        kwargs[name] = value
+
+
 def _first(x: object, *_: object, **__: object) -> object:
     return x
 
 
 def run_on_golden_inputs(
-    call: ComparedCall, runs: Runs, settings: Mapping[str, object] | None = None
+    call: ComparedCall,
+    runs: Runs,
+    settings: Mapping[str, object] | None = None,
+    given: Mapping[str, object] | None = None,
 ) -> SwapResult:
-    """Run mine's module on golden's inputs. ``settings``: other values of its attributes.
+    """Run mine's module on golden's inputs. ``settings``, ``given``: see `LiveCall.results`.
 
     Raises:
         CannotReplay: the live module is gone, changed, or can't be called alone.
@@ -139,7 +158,7 @@ def run_on_golden_inputs(
         return tensor.to(DTYPES[dtypes[slot]]) if tensor.is_floating_point() else tensor
 
     random = live.check(max((d.limit or 0.0 for d in call.outputs), default=0.0), runs)
-    result = live.results(load_as_mine, settings=settings)
+    result = live.results(load_as_mine, settings=settings, given=given)
     error = largest_error(arguments.outputs(runs.golden, golden), result, runs)
     return SwapResult(error, random, live.cache)
 
