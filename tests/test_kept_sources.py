@@ -247,3 +247,17 @@ def test_a_file_that_changed_since_it_ran_gives_no_function():
     assert block(lines, 1, "f") == ()
     assert block(lines, 1, "g") == ("def g(x):", "    return x")
     assert first_line(lines, 2, "g") == 1
+
+
+def test_a_forward_that_a_module_was_given_is_quoted_in_place_of_its_class_s():
+    def other(x):
+        return x + 1
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    model[1].forward = other
+    with ld.dump(model, name="given") as run:
+        model(torch.ones(1, 2))
+    sources = {node.path: node.source for node in run.nodes}
+    assert sources["1"].file.endswith("test_kept_sources.py")
+    assert sources["1"].line == other.__code__.co_firstlineno
+    assert sources["0"].file.endswith("linear.py")

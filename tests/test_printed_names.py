@@ -170,7 +170,7 @@ def test_what_is_printed_is_printable_and_tells_what_was_there(text):
 @pytest.mark.parametrize(
     ("clause", "expected"),
     [
-        ("of the tokens, only 0 agrees", "Of the tokens, only 0 agrees."),
+        ("only the first token is right", "Only the first token is right."),
         ("golden's value is twice mine.", "Golden's value is twice mine."),
         ("model.layers.1.o_proj is the first call", "model.layers.1.o_proj is the first call."),
         ("lm_head: it has another weight", "lm_head: it has another weight."),

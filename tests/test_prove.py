@@ -526,3 +526,36 @@ def test_looking_inside_an_operator_is_refused():
     report, _, _mine = compared(one_bug)
     with pytest.raises(ProofError, match="operators were recorded"):
         report.look_inside()
+
+
+class Keeping(nn.Module):
+    """Keeps what it takes in a container that its caller gives it."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down, self.factor = nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE), factor
+
+    def forward(self, x, kept):
+        kept.setdefault("x", []).append(x)
+        return self.down(torch.tanh(self.up(kept["x"][-1])) * self.factor)
+
+
+class Headed(nn.Module):
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.body, self.head = Keeping(factor), nn.Linear(SIZE, 4)
+
+    def forward(self, x, kept):
+        return self.head(self.body(x, kept))
+
+
+@pytest.mark.parametrize("mode", ["module", "module+api"])
+def test_a_step_that_was_given_an_empty_container_is_run_again_with_one(mode):
+    x = torch.randn(TOKENS, SIZE)
+    golden, mine = Headed(), Headed(2.0)
+    runs = recorded_both(golden, mine, lambda model: model(x, {}), mode=mode)
+    report = ld.compare(*runs, progress=False)
+    assert report.prove(report.findings[0]).agrees
+    if mode == "module":
+        assert "self.factor" in report.look_inside().findings[0].mine.code

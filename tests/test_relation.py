@@ -530,3 +530,35 @@ def test_golden_and_mine_are_left_as_they_are():
     found(golden, mine)
     assert torch.equal(golden, before[0])
     assert torch.equal(mine, before[1])
+
+
+# --- one for all, and powers --------------------------------------------------------------------
+
+
+def test_one_row_in_place_of_all_is_told_as_such_and_not_as_an_order():
+    golden = normal(*SHAPE, seed=3)
+    answer = found(golden, golden[1:2].expand(SHAPE).contiguous())
+    assert answer.kind == e.BROADCAST
+    assert "mine has golden's index 1 of axis 0 in place of all" in answer.says
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (torch.square, "golden's value squared"),
+        (lambda x: 3 * x.square(), "golden's value squared, times 3"),
+        (torch.reciprocal, "golden's value under 1"),
+    ],
+)
+def test_powers_are_told(change, words):
+    golden = normal(*SHAPE, seed=4)
+    answer = found(golden, change(golden))
+    assert (answer.kind, words in answer.says) == (e.POWER, True)
+
+
+def test_the_only_index_that_is_right_is_named_in_words():
+    golden = normal(1, 12, 40, seed=5)
+    mine = normal(1, 12, 40, seed=6)
+    mine[:, 0] = golden[:, 0]
+    answer = relation(golden, mine, limit=1e-5, axes=("axis 0", "the tokens", "the channels"))
+    assert answer.says == "only the first token is right; the other 11 differ"

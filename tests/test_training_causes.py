@@ -80,8 +80,8 @@ def frozen(model):
 def test_weights_that_the_backward_pass_does_not_reach_are_the_one_finding(train, mode):
     report = compared(train, mode, change=without_gradient)
     (finding,) = report.findings
-    assert report.headlines()[0].where == "layers.1.up (Linear) in the backward pass"
-    assert (finding.cause, finding.path, finding.step) == ("gradient missing", "layers.1.up", 0)
+    assert report.headlines()[0].where == "layers.1.down (Linear) in the backward pass"
+    assert (finding.cause, finding.path, finding.step) == ("missing gradient", "layers.1.down", 0)
     assert "have a gradient in golden and none in mine" in finding.evidence
     for name in ("up.bias", "up.weight", "norm.weight"):
         assert f"layers.1.{name}" in finding.evidence
@@ -92,7 +92,7 @@ def test_a_weight_that_one_program_does_not_train_is_the_one_finding(train, mode
     report = compared(train, mode, change=frozen)
     (finding,) = report.findings
     assert report.verdict == "diverged"
-    assert (finding.cause, finding.step) == ("gradient missing", 0)
+    assert (finding.cause, finding.step) == ("weight not trained", 0)
     assert finding.evidence.startswith("layers.1.up.weight has a gradient in golden and none in")
 
 
@@ -104,7 +104,7 @@ def test_it_is_told_which_program_lacks_a_gradient(train, mode):
 
 def test_a_missing_gradient_is_told_though_no_weight_has_changed(train):
     report = compared(train, "module", change=frozen, lr=0.0)
-    assert [each.cause for each in report.findings][:1] == ["gradient missing"]
+    assert [each.cause for each in report.findings][:1] == ["weight not trained"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from llmdebug_nb.app import rerun
 from llmdebug_nb.app.rerun import FindModule, Step, live
+from llmdebug_nb.causes import causes
 from llmdebug_nb.core.errors import ProofError
 from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.records import Site
@@ -36,6 +37,8 @@ def recorded(finding: Finding, runs: Runs, programs: Programs | None = None) -> 
     """
     if is_operator(finding.path):
         raise ProofError(f"operators were recorded: the finding is of one, {finding.path}")
+    if causes.about(finding.cause).of_weights:
+        raise ProofError(f"{finding.path}: no line inside it makes the error ({finding.cause})")
     paths = _paths(finding, runs)
     try:
         if programs is not None:

@@ -243,7 +243,7 @@ def _proof(
     left |= {_key(d) for d in results if not _agrees(d)}
     behind = next((f for f in mended.findings if not after.knows(f)), None)
     place = finding.path or "the model"
-    place += ", in every layer," if every_layer else ""
+    place += " in every layer" if every_layer else ""
     says = _words(place, agrees, count, len(left), behind)
     return Proof(agrees, count, len(left), says, behind, mended)
 
@@ -255,7 +255,8 @@ def _agrees(d: Difference) -> bool:
 def _words(place: str, agrees: bool, count: int, left: int, behind: Finding | None) -> str:
     put = f"With golden's value put in at {place}"
     if agrees and not left:
-        mended = f", as do all {count_text(count, 'row')} that diverged after it" if count else ""
+        rows = "does the row" if count == 1 else f"do all {count:,} rows"
+        mended = f", as {rows} that diverged after it" if count else ""
         text = f"{put}, the result of mine agrees with golden{mended}."
     elif not count:
         result = "the result agrees" if agrees else "nothing agrees that diverged before"

@@ -88,11 +88,11 @@ class RootFinder:
         return root
 
     def _add_code(self, module: nn.Module) -> None:
-        """Keep the forward of each class: its first line, as a stack of one frame, and its text."""
+        """Keep each forward: its first line, as a stack of one frame, and its text."""
         if not self._parts.options.sources:
             return
-        for kind in {type(part) for part in module.modules()}:
-            forward = forward_of(kind)
+        each = {vars(part).get("forward") or type(part): part for part in module.modules()}
+        for forward in map(forward_of, each.values()):
             if forward is not None:
                 for recorder in self._parts.recorders:
                     recorder.sources.stack_number([str(forward.first)], [forward.line], 1)

@@ -48,29 +48,32 @@ def place_of(frame: str) -> str:
 
 
 class Forward(NamedTuple):
-    """The forward of a class of modules. ``first``: its first line, whose text is ``line``."""
+    """The forward of a module. ``first``: its first line, whose text is ``line``."""
 
     first: Frame
     line: str
     code: CodeType
 
 
-def forward_of(kind: type[nn.Module]) -> Forward | None:
-    """Return a class's forward; None if it has none in Python."""
-    forward = getattr(kind, "forward", None)
-    if forward is None or forward is nn.Module.forward:
+def forward_of(module: nn.Module) -> Forward | None:
+    """Return a module's forward, its own if it was given one; None if it has none in Python."""
+    own, of_class = vars(module).get("forward"), getattr(type(module), "forward", None)
+    return _forward(own) or _forward(of_class)
+
+
+def _forward(forward: object) -> Forward | None:
+    if forward is None or forward is nn.Module.forward or not callable(forward):
         return None
     try:
-        forward = inspect.unwrap(forward)
-        code = forward.__code__
+        function = inspect.unwrap(forward)
+        code, name = function.__code__, own_name(function.__qualname__)
     except (AttributeError, ValueError):
         return None
     file, first = code.co_filename, code.co_firstlineno
     below = range(first, first + _DECORATORS)
     is_def = (n for n in below if code_at(file, n).startswith(("def ", "async def ")))
     line = next(is_def, first)
-    function = own_name(forward.__qualname__)
-    return Forward(Frame(named(file), line, function), code_at(file, line), code)
+    return Forward(Frame(named(file), line, name), code_at(file, line), code)
 
 
 def own_name(qualified: str) -> str:

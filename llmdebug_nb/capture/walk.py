@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -30,8 +30,9 @@ def leaves(value: object, slot: str = "") -> list[Leaf]:
     """Return slot and value of each tensor and everything else that isn't a container, in order.
 
     Enters mappings (such as Hugging Face's ModelOutput), other collections, dataclasses, and
-    objects that hold tensors themselves; not key-value caches. A slot names the way: ``0``,
-    ``hidden_states.3``. Positions count None and scalars too, so none is ever shifted.
+    objects that hold tensors themselves; not key-value caches. An empty container is a leaf. A slot
+    names the way: ``0``, ``hidden_states.3``. Positions count None and scalars too, so none is ever
+    shifted.
     """
     return [(slot or "0", value)] if type(value) in LEAVES else list(_walk(value, slot, ()))
 
@@ -41,7 +42,7 @@ def _walk(value: object, slot: str, above: tuple[int, ...]) -> Iterator[Leaf]:
         yield slot or "0", value
         return
     parts = None if id(value) in above else _parts(value)
-    if parts is None:
+    if not parts:
         yield slot or "0", value
         return
     above = (*above, id(value))
@@ -51,12 +52,12 @@ def _walk(value: object, slot: str, above: tuple[int, ...]) -> Iterator[Leaf]:
         yield from _walk(part, f"{slot}.{name}" if slot else name, above)
 
 
-def _parts(value: object) -> Iterable[tuple[object, object]] | None:
+def _parts(value: object) -> Collection[tuple[object, object]] | None:
     """Return the parts of a container by key, or None if it isn't entered."""
     if isinstance(value, Mapping):
         return value.items()
     if isinstance(value, Collection) and not isinstance(value, (str, bytes, bytearray)):
-        return enumerate(value)
+        return list(enumerate(value))
     if isinstance(value, type) or not hasattr(value, "__dict__"):
         return None
     if dataclasses.is_dataclass(value):

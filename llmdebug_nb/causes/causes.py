@@ -14,13 +14,14 @@ WEIGHT = "weight differs"
 UPDATED = "weight changed otherwise"  # between two root calls, as an optimizer does
 SCALAR = "scalar argument differs"
 OTHER_OPS = "missing/extra op"
+GRADIENT = "missing gradient"
 NONDETERMINISTIC = "nondeterministic"
 NEAR_TIE = "near tie"  # rounding decides which experts or tokens are chosen
 OVERFLOW = "overflow starts here"
 OTHER_TOKEN = "other token"  # the previous step chose another token, which is this step's input
 CARRIED_OVER = "introduced or carried over"  # inputs agree, but state from an earlier step may not
 UNKNOWN_INPUT = "introduced or inherited"  # the inputs were not recorded
-NO_GRADIENT = "gradient missing"
+UNTRAINED = "weight not trained"
 WRONG_GRADIENT = "wrong input: gradient"  # what the loss gives to the model
 BEFORE = "introduced before"  # seen at an input that nothing recorded made
 
@@ -32,7 +33,7 @@ class Cause:
     ``made``: a sentence on the error, with ``{where}``. ``advice``: what to do next. ``head``:
     what stands before the place. ``is_last``: nothing that made the error was found, so findings of
     other causes come first. ``advises``: its advice is the best one, whatever the tensors show.
-    ``of_weights``: no line that runs makes the error.
+    ``of_weights``: no line inside the module makes the error.
     """
 
     made: str = "The cause is {where}"
@@ -86,11 +87,10 @@ _CAUSES = {
         advises=True,
         of_weights=True,
     ),
-    NO_GRADIENT: Cause(
-        "The backward pass stops before it reaches {where}, or its weights are not trained",
-        "Look for detach(), no_grad(), .data, an integer or a copy on the way from there to the "
-        "loss, and for requires_grad",
-        "No gradient reaches",
+    UNTRAINED: Cause(
+        "{where} has weights that one program does not train",
+        "Look at requires_grad, and at detach(), no_grad() and .data on the way to the loss",
+        "Not trained in one program:",
         advises=True,
     ),
     WRONG_GRADIENT: Cause(
@@ -109,6 +109,13 @@ _CAUSES = {
     OTHER_OPS: Cause(
         "The error is made at {where}, as the two programs call other operators",
         "Look at this code in both programs",
+    ),
+    GRADIENT: Cause(
+        "The error is made before {where}: what it takes is cut off from the gradients",
+        "Look for a detach, .data or no_grad on the way to what it takes",
+        "No gradient goes on from",
+        advises=True,
+        of_weights=True,
     ),
     NONDETERMINISTIC: Cause(
         "The result of {where} changes from run to run, which hides whether there is an error",

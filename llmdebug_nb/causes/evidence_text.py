@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmdebug_nb.align.batch_layout import may_be_tokens, token_ids
-from llmdebug_nb.causes.tensor_kinds import slots
+from llmdebug_nb.causes.tensor_kinds import input_name, slots
 from llmdebug_nb.comparison.differences import EXPECTED, Difference
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.paths import module_of
+from llmdebug_nb.core.paths import any_layer, module_of
+from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.graph.compared_calls import ComparedCall
 from llmdebug_nb.graph.flow import AGREES, Flow
 from llmdebug_nb.graph.region import Region
@@ -25,9 +26,32 @@ def of_inputs(call: ComparedCall) -> str:
     worst = max((d.error or 0.0 for d in call.inputs), default=0.0)
     if any(d.verdict == EXPECTED for d in call.inputs):
         return f"its inputs differ as expected (error {worst:.2g})"
+    if more := [d for d in call.inputs if takes_more(d)]:
+        return f"mine takes what golden takes, and more: {of_more(more)}"
     if worst == 0.0:
         return "its input tensors are identical"
     return f"its inputs agree (error {worst:.2g})"
+
+
+def takes_more(row: Difference) -> bool:
+    """Tell whether mine's call takes more than what golden's takes: tokens, or repetitions."""
+    golden, mine, fit = row.pair.golden, row.pair.mine, row.pair.fit
+    if golden is None or mine is None or fit is None or row.verdict not in AGREES:
+        return False
+    if mine.summary.numel <= golden.summary.numel:
+        return False
+    return fit.shared or fit.places(1, mine.summary.shape) is not None
+
+
+def of_more(rows: Sequence[Difference]) -> str:
+    """Return the shapes of what mine takes more of: ``input 1 is 2x11 there and 2x6 in golden``."""
+    shapes = [
+        f"{input_name(d)} is {'x'.join(map(str, d.pair.mine.summary.shape))} there and "
+        f"{'x'.join(map(str, d.pair.golden.summary.shape))} in golden"
+        for d in rows
+        if d.pair.golden is not None and d.pair.mine is not None
+    ]
+    return ", ".join(shapes[: constants.NAMES_SHOWN])
 
 
 def of_token_ids(row: Difference, runs: Runs) -> str:
@@ -57,9 +81,9 @@ def of_token_ids(row: Difference, runs: Runs) -> str:
     return f"{first}{more}{shapes}"
 
 
-def of_operators(calls: Sequence[ComparedCall]) -> str:
-    """Return the operators of a chain: of a long one, where it begins and ends."""
-    names, most = [call.op for call in calls], constants.NAMES_SHOWN
+def of_operators(calls: Sequence[ComparedCall], side: int) -> str:
+    """Return the operators of golden's (0) or mine's (1) chain: of a long one, its two ends."""
+    names, most = [call.ops[side] or call.op for call in calls], constants.NAMES_SHOWN
     if len(names) <= 2 * most:
         return ", ".join(names)
     first, last = ", ".join(names[:most]), ", ".join(names[-most:])
@@ -73,6 +97,23 @@ def of_numbers(region: Region) -> str:
     golden, mine = region.numbers
     words = f"{ours} takes {mine} in mine where {theirs} takes {golden} in golden"
     return f"{words}, and with golden's number it gives what golden computes"
+
+
+def of_siblings(key: CallKey, flow: Flow, owner: str) -> str:
+    """Return an addition on the layers where the other program computes what a call gives."""
+    place, other = (any_layer(key.path), key.call), "mine" if owner == "golden" else "golden"
+    modules = [
+        module_of(call.key.path)
+        for call in flow.calls.values()
+        if call.key[:4] == key[:4]
+        and (any_layer(call.key.path), call.key.call) == place
+        and call.outputs
+        and all(map(flow.agrees, call.outputs))
+    ]
+    if not modules:
+        return ""
+    more = f" and {len(modules) - 2} more" if len(modules) > 2 else ""
+    return f". {other.capitalize()} does so too in {', '.join(modules[:2])}{more}, but not here"
 
 
 def of_missing(region: Region, golden: Flow) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from llmdebug_nb.comparison.differences import Difference
@@ -16,7 +15,6 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.paths import module_of
 from llmdebug_nb.core.placement import unshared
 from llmdebug_nb.core.records import Site
-from llmdebug_nb.graph.compared_calls import ComparedCall
 from llmdebug_nb.replay.runs import Runs
 
 Step: TypeAlias = tuple[int, int, int]  # rank, generation, step
@@ -24,13 +22,9 @@ Name: TypeAlias = tuple[str, str]  # path of a module, name of its weight
 
 
 class Missing(NamedTuple):
-    """The gradients of a step that one program lacks, in the order of the other's backward pass.
-
-    ``path``: of the first one's module in the program that lacks it.
-    """
+    """The gradients of a step that one program lacks, in the order of the other's backward pass."""
 
     rows: list[Difference]
-    path: str
 
     @property
     def first(self) -> Difference:
@@ -41,14 +35,7 @@ class Missing(NamedTuple):
         """The program that has them."""
         return "golden" if self.first.pair.golden is not None else "mine"
 
-    def of_both(self, call: ComparedCall) -> ComparedCall:
-        """Return the call of the first one's module as one of both programs: both make it."""
-        own = call.golden or call.mine
-        assert own is not None
-        other = own._replace(path=self.path)
-        golden, mine = (own, other) if self.owner == "golden" else (other, own)
-        return replace(call, golden=golden, mine=mine)
-
+    @property
     def words(self) -> str:
         names = [
             ".".join(filter(None, name)) for name in dict.fromkeys(_name(d.site) for d in self.rows)
@@ -84,8 +71,7 @@ def missing(differences: Sequence[Difference], runs: Runs) -> dict[Step, Missing
     for step, some in alone.items():
         rows = _untrained(some, [trained[step, 0], trained[step, 1]], partners, runs)
         if rows:
-            side = 0 if rows[0].pair.golden is not None else 1
-            found[step] = Missing(rows, partners[step, side, rows[0].site.path])
+            found[step] = Missing(rows)
     return found
 
 

@@ -16,10 +16,13 @@ from llmdebug_nb.causes import (
     evidence_text,
     gradients,
     overflow,
+    repairs,
     scalars,
     verify,
     weight_order,
 )
+from llmdebug_nb.causes.never_called import never_called
+from llmdebug_nb.causes.root_arguments import RootArguments
 from llmdebug_nb.causes.rotary_pairs import Turning
 from llmdebug_nb.causes.tensor_kinds import (
     OwnRounding,
@@ -36,8 +39,9 @@ from llmdebug_nb.causes.weights import Weights
 from llmdebug_nb.comparison.differences import EXPECTED, Difference
 from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.paths import common_ancestor, module_of, within
+from llmdebug_nb.core.paths import any_layer, common_ancestor, module_of, within
 from llmdebug_nb.graph.compared_calls import Calls, ComparedCall, as_one, same_operator
+from llmdebug_nb.graph.flow import AGREES
 from llmdebug_nb.graph.flow_calls import FlowCall
 from llmdebug_nb.graph.region import Region
 from llmdebug_nb.replay.runs import Runs
@@ -52,6 +56,7 @@ class Blamed:
     ``region``: where the two programs part. ``places``: the modules of golden and mine, if the
     code of a module is blamed and not a call. ``named``: the path that the finding has, if it is
     not that of the call. ``steps``: in how many steps. ``rule``: the name of what decided.
+    ``advice``: what to do, if neither the cause nor the tensors tell it best.
     """
 
     call: ComparedCall
@@ -63,6 +68,7 @@ class Blamed:
     named: str | None = None
     steps: int = 1
     rule: str = ""
+    advice: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,7 @@ class Judge:
     ) -> None:
         self.start, self.runs = start, runs
         self._differences, self.calls = differences, Calls(differences, start.site.phase)
-        self._no_gradient = gradients.missing(differences, runs)
+        self._missing = gradients.missing(differences, runs)
         self.weights = Weights(differences, runs)
         self._flows = frontier.flows
         self.narrowing = Narrowing(frontier.flows, frontier.origins, runs)
@@ -104,11 +110,14 @@ class Judge:
         expected = (d for d in differences if d.verdict == EXPECTED)
         self._behind_tie = any(d.rule is Rule.AFTER_TIE for d in expected)
         self._tested, self._rounding = 0, OwnRounding(differences)
+        self.roots = RootArguments(self.calls, frontier.flows, runs)
+        self._whole: Region | None = None  # the region before it was narrowed
+        self._settings_tried: dict[object, repairs.Tried] = {}
         self.made = False  # True once a call is known to have made an error
 
     def blamed(self, region: Region) -> Blamed:
         """Return what is to blame for a region."""
-        expected = region.expected
+        expected, self._whole = region.expected, region
         region = replace(self.narrowing.narrowed(region), expected=expected)
         found = self.cause(region)
         self.made = self.made or not causes.about(found.cause).is_last
@@ -117,13 +126,15 @@ class Judge:
 
     def cause(self, region: Region) -> Blamed:
         """Return the cause of a region's error: what the first of `RULES` says that fits."""
-        own = self.calls.of(region.row)
+        own, self._beside = self.calls.of(region.row), ""
         assert own is not None
         case = _Case(region, own, *self._acts(region))
         for rule in RULES:
             found = rule(self, case)
             if found is not None:
-                return replace(found, rule=found.rule or rule.__name__.strip("_"))
+                evidence = f"{found.evidence}{self._beside}"
+                name = found.rule or rule.__name__.strip("_")
+                return replace(found, evidence=evidence, rule=name)
         return self._run_again(case)
 
     # -- the rules, see RULES ---------------------------------------------------------------------
@@ -148,6 +159,34 @@ class Judge:
         if call is None:
             return None
         return Blamed(call, causes.OVERFLOW, overflow.words(call), call.outputs[0])
+
+    def _argument_of_the_model(self, case: _Case) -> Blamed | None:
+        """The model is given a tensor in one program alone."""
+        found = self.roots.blamed(case.row)
+        if found is None or (found.own and self.calls.has_operators[1]):
+            self._beside = "" if found is None else f"; {found.words}"
+            return None  # mine's own line, which makes something in its place, tells more
+        first = self._last(case)
+        evidence = f"{found.words}; first seen at {first.path or 'the model'}: "
+        evidence += evidence_text.of_difference(case.row)
+        cause, region = kind_of(found.row) or causes.WRONG_INPUT, Region(found.row)
+        name = input_name(found.row)
+        advice = f"Call the model {'without' if found.row.pair.golden is None else 'with'} {name}"
+        return Blamed(found.call, cause, evidence, found.row, region, advice=f"{advice}, as golden")
+
+    def _never_called(self, case: _Case) -> Blamed | None:
+        """Golden calls a module that mine has, and does not call."""
+        if case.row.site.phase != "forward":
+            return None
+        found = never_called(self._whole or case.region, self.calls, self._flows, self.runs)
+        if found is None:
+            return None
+        call = self.calls.at(0, found.call.key)
+        alone = ComparedCall(call.golden, None, call.inputs, call.weights, call.outputs)
+        evidence = f"{found.words}; {evidence_text.of_difference(case.row)}"
+        region = replace(case.region, golden=[found.call], mine=[], before=None, taken=None)
+        advice = "Call it where golden does"
+        return Blamed(alone, causes.OTHER_OPS, evidence, call.outputs[0], region, advice=advice)
 
     def _rotated_otherwise(self, case: _Case) -> Blamed | None:
         """Mine's rotation takes other channels of a head together than its weights are made for."""
@@ -202,16 +241,21 @@ class Judge:
         evidence = f"{evidence}; {evidence_text.of_difference(case.row)}"
         return Blamed(as_one(theirs, ours), causes.SCALAR, evidence, case.row)
 
-    def _gets_no_gradient(self, case: _Case) -> Blamed | None:
-        """The backward pass of one program does not reach weights that the other one trains."""
-        s = case.row.site
-        missing = self._no_gradient.get((s.rank, s.generation, s.step))
-        if missing is None or s.phase != "backward":
+    def _gives_no_gradient(self, case: _Case) -> Blamed | None:
+        """A module of one program is given the right gradient, and gives none of what it takes."""
+        own = case.row.site
+        if own.phase != "backward":
             return None
-        call = self.calls.of(missing.first)
-        if call is None or not call.one_sided or case.row.index < missing.first.index:
-            return None  # it ends nowhere: weights alone are not trained
-        return Blamed(missing.of_both(call), causes.NO_GRADIENT, missing.words(), missing.first)
+        for call in self.calls.all:
+            if call.one_sided or call.is_operator or call.key[:3] != own.key[:3]:
+                continue
+            lost = [d for d in call.outputs if None in (d.pair.golden, d.pair.mine)]
+            lost = [d for d in lost if d.site.role == "output" and d.index < case.row.index]
+            if lost and call.inputs and all(d.verdict in AGREES for d in call.inputs):
+                missing = self._missing.get((own.rank, own.generation, own.step))
+                words = evidence_text.of_difference(case.row) if missing is None else missing.words
+                return Blamed(call, causes.GRADIENT, words, lost[0])
+        return None
 
     def _given_by_the_loss(self, case: _Case) -> Blamed | None:
         """The gradient that the model is given differs."""
@@ -227,14 +271,7 @@ class Judge:
     def _given_from_outside(self, case: _Case) -> Blamed | None:
         """No call of the region computes: the tensor comes from its caller, or from code around."""
         given = case.row.site.role == "input" or case.region.before is not None
-        if (given and not case.golden and not case.mine) or self._is_from_caller(case.region):
-            return self._between(case)
-        return None
-
-    def _idle_module(self, case: _Case) -> Blamed | None:
-        """A module of mine computes, and gives what it takes."""
-        idle = self.narrowing.idle(case.region) if case.is_one_sided else None
-        return None if idle is None else self._idle(case.golden, idle, case.region)
+        return self._between(case) if given and not case.golden and not case.mine else None
 
     def _unrecorded_code(self, case: _Case) -> Blamed | None:
         """One program calls operators where the other one's code was not recorded."""
@@ -266,7 +303,7 @@ class Judge:
     def _written_otherwise(self, case: _Case) -> Blamed | None:
         """The last calls of the two programs are not one call."""
         golden, mine = case.both
-        if not golden or golden[-1] is mine[-1]:
+        if not golden or (golden[-1] is mine[-1] and (golden[-1].same_kind or len(mine) == 1)):
             return None
         if any(call.is_operator for call in (*golden, *mine)):
             return self._rewritten(golden, mine, case.row)
@@ -279,6 +316,58 @@ class Judge:
         if case.row.site.role == "output" and outside[0] != outside[1] and call.same_kind:
             return self._between(case)
         return None
+
+    def _argument_alone(self, case: _Case) -> Blamed | None:
+        """Mine's call gives golden's result without an argument that golden's does not take."""
+        call = self._last(case)
+        if call.golden is None or call.mine is None or not call.is_operator:
+            return None
+        theirs, ours = self._flows[0].calls[call.golden], self._flows[1].calls[call.mine]
+        slots = {r.site.slot for r in theirs.inputs}
+        alone = [r for r in ours.inputs if r.site.slot not in slots]
+        if len(alone) != 1 or not self.narrowing.exchange.gives_golden_alone(theirs, ours):
+            return None
+        maker = self._flows[1].maker(alone[0])
+        if maker is None:
+            return None
+        found, slot = self.calls.at(1, maker.key), alone[0].site.slot.removeprefix("kwargs.")
+        words = (
+            f"{call.path} takes {slot} in mine alone, and gives golden's result as golden calls it"
+        )
+        one = ComparedCall(None, maker.key, found.inputs, outputs=found.outputs)
+        region = replace(case.region, golden=[], mine=[maker], before=theirs, taken=None)
+        evidence = f"{words}; {evidence_text.of_difference(case.row)}"
+        row = next((d for d in call.inputs if d.pair.own(1) is alone[0]), found.outputs[0])
+        cause = kind_of(row) or causes.INTRODUCED
+        return Blamed(one, cause, evidence, found.outputs[0], region)
+
+    def _takes_more(self, case: _Case) -> Blamed | None:
+        """Mine's call does what golden's does, and takes more than golden's takes."""
+        call, row = self._last(case), case.row
+        both = (d for d in call.inputs if d.pair.own(0) and d.pair.own(1) and d.pair.at_its_place)
+        more = [d for d in both if evidence_text.takes_more(d)]
+        if not more or not call.is_operator or call.golden is None or call.mine is None:
+            return None
+        theirs, ours = self._flows[0].calls[call.golden], self._flows[1].calls[call.mine]
+        exchange, differs = self.narrowing.exchange, evidence_text.of_difference(row)
+        if not exchange.does_the_same(theirs, ours):
+            return None
+        pairs = [(d.pair.golden, d.pair.mine) for d in more]
+        taken = [(g, m) for g, m in pairs if g is not None and m is not None]
+        maker = self._flows[1].maker(taken[0][1])
+        if maker is not None and exchange.repeated_otherwise(theirs, ours, taken):
+            words = f"{call.path} takes what {maker.key.path} repeats, and gives golden's result if"
+            words += " that is repeated in the other way (each index, or all of them in turn)"
+            found = self.calls.at(1, maker.key)
+            alone = ComparedCall(None, maker.key, found.inputs, outputs=found.outputs)
+            region = replace(case.region, golden=[], mine=[maker], before=theirs, taken=None)
+            evidence = f"{words}; {differs}"
+            return Blamed(alone, causes.INTRODUCED, evidence, found.outputs[0], region)
+        if not all(d.pair.fit is not None and d.pair.fit.shared for d in more):
+            return None
+        words = f"{call.path} takes more in mine: {evidence_text.of_more(more)}. It does what "
+        words += "golden's call does, so nothing hides from it what it takes beyond"
+        return Blamed(call, causes.WRONG_MASK, f"{words}; {differs}", row)
 
     def _other_setting(self, case: _Case) -> Blamed | None:
         """A weight, an operator, an argument or an attribute differs."""
@@ -303,14 +392,6 @@ class Judge:
         call = self.calls.of(row)
         evidence = f"{words}; {evidence_text.of_difference(region.row)}"
         return None if call is None else Blamed(call, causes.WEIGHT, evidence, row)
-
-    def _is_from_caller(self, region: Region) -> bool:
-        """Tell whether mine is called with the tensor, which golden may make itself."""
-        record = region.row.pair.mine
-        if record is None or record.site.role != "input" or region.mine:
-            return False
-        base = self._flows[1].base(record)
-        return base.site.role == "input" and self._flows[1].call(base).around is None
 
     def _acts(self, region: Region) -> tuple[list[ComparedCall], list[ComparedCall]]:
         """Return the calls of a region that compute: operators, and modules with nothing inside."""
@@ -381,21 +462,11 @@ class Judge:
         words += f" before {before.key.path}" if before is not None else ""
         if call.is_operator:
             words += f", and its result reaches {row.site.role} {row.site.slot} of {row.op}"
+            words += evidence_text.of_siblings(call.key, self._flows[owner == "mine"], owner)
         own = (call.golden, None) if owner == "golden" else (None, call.mine)
         alone = ComparedCall(own[0], own[1], call.inputs, call.weights, call.outputs)
         blamed = self._placed(Blamed(alone, causes.OTHER_OPS, words, row), self.calls.holder(call))
         return replace(blamed, row=next(iter(call.outputs or call.inputs), row))
-
-    def _idle(self, golden: list[ComparedCall], mine: FlowCall, region: Region) -> Blamed:
-        """Blame a module that computes and gives what it takes, where golden changes that."""
-        taken = {d.pair.golden for r in mine.inputs for d in self._flows[1].rows[r.id]} - {None}
-        takes = (c for c in golden if not taken.isdisjoint(d.pair.golden for d in c.inputs))
-        theirs, ours = next(takes, golden[0] if golden else None), self.calls.at(1, mine.key)
-        where = f" where golden calls {theirs.op}" if theirs else ""
-        words = f"{ours.path} gives what it takes{where}; {evidence_text.of_difference(region.row)}"
-        call = as_one(theirs, ours) if theirs else ours
-        region = replace(region, mine=[mine], before=None)
-        return Blamed(call, causes.INTRODUCED, words, region.row, region)
 
     def _rewritten(
         self, golden: list[ComparedCall], mine: list[ComparedCall], row: Difference
@@ -407,7 +478,7 @@ class Judge:
         if setting is not None:
             evidence = f"{setting.evidence}; {evidence_text.of_difference(row)}"
             return replace(setting, evidence=evidence)
-        theirs, ours = map(evidence_text.of_operators, (golden, mine))
+        theirs, ours = map(evidence_text.of_operators, (golden, mine), (0, 1))
         words = f"golden calls {theirs} where mine calls {ours}"
         blamed = self._placed(
             Blamed(call, causes.OTHER_OPS, words, row), self.calls.holder(mine[0])
@@ -433,7 +504,11 @@ class Judge:
                 return replace(setting, evidence=evidence)
         if holder is None:
             return replace(b, evidence=f"{b.evidence}; {evidence_text.of_difference(b.row)}")
-        settings = scalars.words(scalars.of_module(holder, self.runs))
+        settings = self._settings_told(holder, of_module=True)
+        if more := [d for d in holder.inputs if evidence_text.takes_more(d)]:
+            b = replace(
+                b, evidence=f"{b.evidence}; it takes more in mine: {evidence_text.of_more(more)}"
+            )
         evidence = f"{settings}; {b.evidence}" if settings else b.evidence
         cause = b.cause
         if cause == causes.INTRODUCED and settings:
@@ -444,18 +519,20 @@ class Judge:
         if drawn is not None and holder.path not in self.calls.operated:
             cause, evidence = causes.NONDETERMINISTIC, f"{drawn.words}; {evidence}"
         differs = evidence_text.of_difference(b.row)
-        evidence = f"in {holder.path or 'the model'}: {evidence}; {differs}"
+        module = b.call.module if b.call.one_sided and b.call.is_operator else holder.path
+        evidence = f"in {module or 'the model'}: {evidence}; {differs}"
         return replace(b, cause=cause, evidence=evidence)
 
     def by_setting(self, call: ComparedCall, given: Difference | None = None) -> Blamed | None:
-        """Blame a difference that is visible without computing.
+        """Blame a setting: a weight, another operator, a scalar argument or an attribute.
 
-        It is a weight, another operator, a scalar argument or an attribute. ``given``: what the
-        call takes that differs, which may be a weight.
+        ``given``: what the call takes that differs, which may be a weight.
         """
         row = call.bad_output or next(call.rows())
         cause, evidence = self.weights.blamed(call, given or row)
-        setting = self._by_arguments(call, row) if cause != causes.WEIGHT else None
+        if cause == causes.WEIGHT and evidence and self._does_no_harm(call, self.weights.differing):
+            evidence = ""
+        setting = None if evidence and cause == causes.WEIGHT else self._by_arguments(call, row)
         if setting is not None or not evidence:
             return setting
         owner = self._owner(call)
@@ -465,21 +542,62 @@ class Judge:
         golden, mine = call.ops
         if call.is_operator and golden and mine and not same_operator(golden, mine):
             owner = self._owner(call)
-            eps = scalars.of_module(owner, self.runs) if owner.is_rewritten else []
+            eps = self._settings_told(owner) if owner.is_rewritten else ""
             if eps:
-                return Blamed(owner, causes.SCALAR, scalars.words(eps), owner.bad_output or row)
+                return Blamed(owner, causes.SCALAR, eps, owner.bad_output or row)
             evidence = f"it is {golden} in golden and {mine} in mine"
             return Blamed(call, causes.OTHER_OPS, evidence, row)
-        if call.is_rewritten:
-            return None  # arguments and attributes of different classes can't be compared
-        arguments = scalars.of_call(call, self.runs)
-        if arguments:
-            evidence = scalars.words([*arguments, *scalars.of_module(call, self.runs)])
-            return Blamed(call, causes.SCALAR, evidence, row)
-        settings = [] if call.is_operator else scalars.of_module(call, self.runs)
-        if settings and call.path not in self.calls.operated:
-            return Blamed(call, causes.SCALAR, scalars.words(settings), row)
-        return None
+        words = self._settings_told(call)
+        return Blamed(call, causes.SCALAR, words, row) if words else None
+
+    def _settings_told(self, call: ComparedCall, of_module: bool = False) -> str:
+        """Return a clause on the settings of a call that make its error; "" if none do.
+
+        With golden's settings, mine's call must give golden's result. Where that can't be computed,
+        a call elsewhere with the same settings must not agree. ``of_module``: its attributes count
+        though the code in it was recorded, too.
+        """
+        find = self._attributes if of_module else self._settings
+        differing = find(call)
+        if not differing:
+            return ""
+        key = call.path, tuple(each[:3] for each in differing)
+        if key not in self._settings_tried:
+            self._settings_tried[key] = repairs.settings(call, differing, self.runs)
+        tried = self._settings_tried[key]
+        if tried.mends:
+            several = "s" * (len(tried.needed) > 1)
+            words = scalars.words(tried.needed)
+            return f"{words}, and with golden's value{several} it gives golden's result"
+        if tried.mends is False or self._does_no_harm(call, find):
+            return ""
+        return f"{scalars.words(differing)} (not tested: {tried.why})"
+
+    def _settings(self, call: ComparedCall) -> list[scalars.Differing]:
+        """Return the settings of a call that differ; those of the code in it tell themselves."""
+        given = [] if call.is_rewritten else scalars.of_call(call, self.runs)
+        if call.is_operator or (call.path in self.calls.operated and not call.is_rewritten):
+            return given
+        return [*given, *self._attributes(call)]
+
+    def _attributes(self, call: ComparedCall) -> list[scalars.Differing]:
+        return scalars.of_module(call, self.runs)
+
+    def _does_no_harm(
+        self, call: ComparedCall, differing: Callable[[ComparedCall], Sequence[object]]
+    ) -> bool:
+        """Tell whether the same call agrees in another layer or step, though it differs alike."""
+        own = differing(call)
+        names = [each[:3] if isinstance(each, scalars.Differing) else each for each in own]
+        place = any_layer(call.path), call.key.call
+        for other in self.calls.all:
+            if other is call or (any_layer(other.path), other.key.call) != place:
+                continue
+            if other.outputs and all(d.verdict in AGREES and not d.follows for d in other.outputs):
+                theirs = differing(other)
+                if names == [e[:3] if isinstance(e, scalars.Differing) else e for e in theirs]:
+                    return True
+        return False
 
     def _owner(self, call: ComparedCall) -> ComparedCall:
         """Return the module call around an operator, if modules were recorded."""
@@ -568,19 +686,22 @@ class Judge:
 RULES: tuple[Callable[[Judge, _Case], Blamed | None], ...] = (
     Judge._wrong_weight,
     Judge._overflow,
+    Judge._argument_of_the_model,
+    Judge._never_called,
     Judge._rotated_otherwise,
     Judge._order_never_undone,
     Judge._weights_in_other_order,
     Judge._unlike_other_layers,
     Judge._another_number,
-    Judge._gets_no_gradient,
+    Judge._gives_no_gradient,
     Judge._given_by_the_loss,
     Judge._given_from_outside,
-    Judge._idle_module,
     Judge._unrecorded_code,
     Judge._only_one_program_calls_it,
     Judge._given_another_tensor,
     Judge._written_otherwise,
     Judge._other_arguments,
+    Judge._argument_alone,
+    Judge._takes_more,
     Judge._other_setting,
 )

@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,12 +25,19 @@ from llmdebug_nb.replay.runs import Runs, Scalar
 
 
 class Differing(NamedTuple):
-    """A scalar that differs. ``golden``, ``mine``: its texts. ``kind``: the name of its type."""
+    """A scalar that differs. ``golden``, ``mine``: its texts. ``kind``: the name of its type.
+
+    ``slot``: of mine's argument, or the name of its attribute. ``value``: golden's. ``given``: it
+    is an argument, and no attribute.
+    """
 
     name: str
     golden: str
     mine: str
     kind: str
+    slot: str = ""
+    value: Scalar = ("", None)
+    given: bool = False
 
 
 _NUMBERS = ("bool", "int", "float")
@@ -64,7 +71,8 @@ def of_call(call: ComparedCall, runs: Runs) -> list[Differing]:
         if slot in tensors or _equal(a, b) or (cast and "dtype" in (a[0], b[0])):
             continue
         name = f"argument {slot}" if slot.isdigit() else slot.removeprefix("kwargs.")
-        differing.append(Differing(name, _text(a), _text(b), (b if a == _ABSENT else a)[0]))
+        kind = (b if a == _ABSENT else a)[0]
+        differing.append(Differing(name, _text(a), _text(b), kind, slot, a, given=True))
     return differing
 
 
@@ -95,7 +103,7 @@ def of_module(call: ComparedCall, runs: Runs) -> list[Differing]:
     if call.is_rewritten:
         return _of_another_class(golden, mine)
     differing = [
-        Differing(name, _text(value), _text(mine[name]), value[0])
+        Differing(name, _text(value), _text(mine[name]), value[0], name, value)
         for name, value in golden.items()
         if name in mine
         and not _equal(value, mine[name])
@@ -118,7 +126,8 @@ def _of_another_class(golden: dict[str, Scalar], mine: dict[str, Scalar]) -> lis
     if _equal(golden[one], mine[other]):
         return []
     name = one if one == other else f"{one} ({other} in mine)"
-    return [Differing(name, _text(golden[one]), _text(mine[other]), "float")]
+    texts = _text(golden[one]), _text(mine[other])
+    return [Differing(name, *texts, "float", other, golden[one])]
 
 
 def choices(differing: list[Differing]) -> list[Differing]:
@@ -174,11 +183,13 @@ def _tell_shape(call: ComparedCall, side: str, given: Mapping[str, Scalar]) -> b
     return len(numbers) == len(shape) > 0 and all(n in (-1, size) for n, size in sizes)
 
 
-def words(differing: list[Differing]) -> str:
+def words(differing: Sequence[Differing]) -> str:
     """Return ``eps is 1e-06 in golden and 1e-05 in mine``."""
     return ", ".join(
         f"{name} is {golden} in golden and {mine} in mine"
-        for name, golden, mine, _ in dict.fromkeys(differing[: constants.SCALARS_SHOWN])
+        for name, golden, mine in dict.fromkeys(
+            each[:3] for each in differing[: constants.SCALARS_SHOWN]
+        )
     )
 
 

@@ -12,9 +12,10 @@ from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.torch_internals import draws
 from llmdebug_nb.graph.compared_calls import Calls, ComparedCall
 from llmdebug_nb.replay.operators import CannotReplay, bare_name
+from llmdebug_nb.replay.own_error import own_error
 from llmdebug_nb.replay.replay import Replayed, is_random, unit
 from llmdebug_nb.replay.runs import Runs
-from llmdebug_nb.replay.swap import SwapResult, own_error, run_on_golden_inputs
+from llmdebug_nb.replay.swap import SwapResult, run_on_golden_inputs
 
 _RIGHT = ("match", "within_noise")
 MAKES, PASSES_ON, RANDOM, UNKNOWN = "makes", "passes on", "random", "unknown"

@@ -32,7 +32,7 @@ from llmdebug_nb.graph.equal_in_effect import equal_in_effect
 from llmdebug_nb.graph.flow import Flow
 from llmdebug_nb.graph.region import Region
 from llmdebug_nb.replay.runs import Runs
-from llmdebug_nb.search import near_tie, reordered_values, value_sets
+from llmdebug_nb.search import near_tie, reordered_values, swap_numbers, value_sets
 from llmdebug_nb.search.frontier import Frontier
 
 
@@ -128,6 +128,7 @@ def _searched(
             frontier = Frontier(
                 differences, phase, runs.same_code, passes_on,
                 lambda row: reordered_values.holds_the_same(row, runs),
+                lambda golden, mine, flows: swap_numbers.own(golden, mine, flows, runs),
             )  # fmt: skip
             guilty = frontier.guilty
             rejoins |= {d.index for d in frontier.rejoins}
@@ -201,6 +202,7 @@ def _equal_in_effect(differences: Sequence[Difference], rejoins: set[int]) -> se
     return found
 
 
+_START = "wrong_start"
 _Found = list[tuple[Finding, frozenset[int]]]  # with the indices of the rows that it makes
 
 
@@ -219,13 +221,15 @@ def _with_missing_gradients(differences: Sequence[Difference], runs: Runs, found
     Weights that are changed otherwise behind it follow from that.
     """
     _, first = min(gradients.missing(differences, runs).items(), default=(None, None))
-    if first is None or any(finding.cause == causes.NO_GRADIENT for finding, _ in found):
+    if first is None or any(
+        finding.cause in (causes.GRADIENT, causes.UNTRAINED) for finding, _ in found
+    ):
         return found
     row, s = first.first, first.first.site
     if any(finding.step < s.step for finding, _ in found):
         return found  # what is wrong before may be why
-    op, words = row.op, first.words()
-    finding = Finding(s.path, op, s.step, causes.NO_GRADIENT, words, row, rule="without_gradient")
+    op, words = row.op, first.words
+    finding = Finding(s.path, op, s.step, causes.UNTRAINED, words, row, rule="without_gradient")
     others = [(one, rows) for one, rows in found if one.cause != causes.UPDATED]
     return [(finding, frozenset(each.index for each in first.rows)), *others]
 
@@ -385,8 +389,11 @@ class _Search:
         return [self._started(causes.OTHER_TOKEN, text)]
 
     def _started(self, cause: str, text: str) -> Finding:
-        s = self.start.site
-        return Finding(s.path, self.start.op, s.step, cause, text, self.start, rule="wrong_start")
+        s, call = self.start.site, self.judge.calls.of(self.start)
+        if call is None:
+            return Finding(s.path, self.start.op, s.step, cause, text, self.start, rule=_START)
+        region = Region(self.start)
+        return self._told(Blamed(call, cause, text, self.start, region, rule=_START))
 
     def _unseen(self) -> Finding:
         """Blame code that was not recorded, and advise a recording that shows more."""
@@ -449,7 +456,7 @@ class _Search:
             mine=mine,
             pairs=of.pairs(),
             relation=told.relation,
-            advice=told.advice,
+            advice=b.advice or told.advice,
             rule=b.rule,
         )
 

@@ -118,11 +118,11 @@ def _golden(
 
 
 def _together(finding: Finding, program: Program, mine: Code) -> dict[Source, int]:
-    """Return the lines of mine to blame that answer to a source of golden."""
-    found = {}
+    """Return the lines of mine to blame that answer to a source of golden: one to each."""
+    found: dict[Source, int] = {}
     for pair in _guilty(finding):
         line = None if pair.mine is None else mine.line_of(program.whole(pair.mine))
-        if line is not None and pair.golden is not None:
+        if line is not None and pair.golden is not None and line not in found.values():
             found[pair.golden] = line
     return found
 

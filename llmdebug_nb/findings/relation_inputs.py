@@ -24,7 +24,7 @@ from llmdebug_nb.core.records import Record, Site
 from llmdebug_nb.graph.flow import Flow
 from llmdebug_nb.graph.region import Region
 from llmdebug_nb.relation import neighbours, shapes
-from llmdebug_nb.relation.evidence import MASKED, Relation
+from llmdebug_nb.relation.evidence import MASKED, PART, Relation
 from llmdebug_nb.relation.relation import relation, weight_relation
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.runs import Runs, Side
@@ -95,7 +95,7 @@ class _Relating:
     def _twos(self) -> Iterator[_Two]:
         """Yield the pairs of tensors that may tell, the nearest to the error first."""
         blamed, region = self._blamed, self._blamed.region
-        if blamed.cause in (causes.UPDATED, causes.NO_GRADIENT):
+        if blamed.cause in (causes.UPDATED, causes.GRADIENT):
             return  # what an update does to values says nothing of them, nor what is not there
         if blamed.cause == causes.WEIGHT:
             for row in (*blamed.call.weights, blamed.row):
@@ -169,7 +169,33 @@ class _Relating:
             for flow, key in zip(reversed(self._flows), keys, strict=True)
         )
         axes = next(filter(None, words), ())
-        return relation(golden, mine, limit=limit, others=others, groups=heads, axes=axes)
+        found = relation(golden, mine, limit=limit, others=others, groups=heads, axes=axes)
+        changed = self._changed(golden, mine) if found is not None and found.kind == PART else None
+        return changed or found
+
+    def _changed(self, golden: torch.Tensor, mine: torch.Tensor) -> Relation | None:
+        """Tell how many channels each program changes of a tensor that both take, if not as many.
+
+        A rotation may leave a part of each head as it is.
+        """
+        region = self._blamed.region
+        entries = [] if region is None else [d.pair.golden for d in region.entries]
+        for record in dict.fromkeys(r for r in entries if r is not None):
+            if golden.dim() != 4 or record.summary.numel != golden.numel():
+                continue
+            batch, heads, tokens, size = golden.shape
+            taken = self._load(self._runs.golden, record)
+            for before in (
+                taken.reshape(batch, tokens, heads, size).transpose(1, 2),
+                taken.reshape(golden.shape),
+            ):
+                kept = [(before == x).flatten(0, 2).all(0) for x in (golden, mine)]
+                theirs, ours = (size - int(each.sum()) for each in kept)
+                if bool(kept[0].any()) and theirs < ours:
+                    says = f"golden changes {theirs} of the {size} channels of a head, mine {ours}"
+                    advice = "look at how many channels are turned: a partial factor or a size"
+                    return Relation(PART, says, advice, 0.0)
+        return None
 
     def _fitted(self, two: _Two, record: Record) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a tensor of golden and mine's, brought to one layout."""

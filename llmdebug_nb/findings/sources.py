@@ -112,8 +112,22 @@ class Places:
             found[1] = gives[0]
         for at in (0, 1):
             stands = self._stands(at) if found[at] is None else []
+            stands = stands or (self._holder(at) if found[at] is None else [])
             found[at] = replace(stands[0], op="", lacks=True) if stands else found[at]
-        return found[0], found[1]
+        return self._exact(0, found[0]), self._exact(1, found[1])
+
+    def _exact(self, at: int, source: Source | None) -> Source | None:
+        """Return the first line to blame in a module's forward in place of where that begins."""
+        side = self._sides[at]
+        if source is None or source.lacks or source.frames != of_module(side, source.path).frames:
+            return source
+        guilty = [(p.golden, p.mine)[at] for p in self.pairs() if p.state == "guilty"]
+        module = module_of(source.path)
+        for each in (g for g in guilty if g is not None and module_of(g.path) == module):
+            inside = forward_in(each.frames, next(iter(source.frames), None))
+            if inside is not None:
+                return _source(side, source.path, source.op, each.frames[inside:])
+        return source
 
     def _calling(self, at: int, key: CallKey) -> Source | None:
         """Return the line that calls a module, by the stack of an operator inside it."""
@@ -135,8 +149,10 @@ class Places:
         region = self._blamed.region
         if region is None:
             return ()
+        alone = int(self._blamed.call.one_sided)
         sides = [
             [self._of(at, call) for call in calls if call.is_operator]
+            or [s for call in calls[:alone] if (s := self._calling(at, call.key)) is not None]
             for at, calls in enumerate((region.golden, region.mine))
         ]
         views, giver = self._views(), self._giver()
@@ -249,6 +265,17 @@ class Places:
             own[_shared(own, other) :] for own, other in zip(stacks, stacks[::-1], strict=True)
         ]
         return [_source(side, path, "", frames) for frames in within if frames]
+
+    def _holder(self, at: int) -> list[Source]:
+        """Return where the module begins that answers to the one around a call it lacks."""
+        key = self._blamed.call.key
+        call = self._flows[1 - at].calls.get(key)
+        around = None if call is None or call.is_operator else call.around
+        rows = self._flows[1 - at].rows
+        partners = [d.pair.own(at) for r in around.outputs for d in rows[r.id]] if around else []
+        path = next((r.site.path for r in partners if r is not None), None)
+        source = None if path is None else of_module(self._sides[at], path)
+        return [source] if source is not None and source.frames else []
 
     def _of(self, at: int, call: FlowCall) -> Source:
         return of_call(self._sides[at], call.key, call.records_of[0].op)

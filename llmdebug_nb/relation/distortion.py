@@ -141,6 +141,25 @@ def offset(sides: Sides) -> Relation | None:
     return Relation(e.OFFSET, says, "look for a constant that only one side adds", error)
 
 
+def powered(sides: Sides) -> Relation | None:
+    """Recognise golden's square, its square root and its reciprocal, also times a constant."""
+    for change, words, advice in (
+        (torch.square, "squared", "look for a factor that is taken twice"),
+        (torch.sqrt, "under a square root", "look for a square root that only one side takes"),
+        (torch.reciprocal, "under 1", "look for a division in place of a product"),
+    ):
+        sample = change(sides.golden_sample)
+        if not bool(sample.isfinite().all()):
+            continue
+        factor = fitted_factor(sample, sides.sample, sides.limit)
+        whole = functools.partial(change, sides.golden)
+        error = sides.left_by(sample, whole, factor, parameters=1, candidates=math.log(3))
+        if error is not None:
+            says = f"mine is golden's value {words}{times(sides, factor)}"
+            return Relation(e.POWER, says, advice, error)
+    return None
+
+
 def bent(sides: Sides) -> Relation | None:
     """Recognise values that only one side clips or soft-caps."""
     swapped = Sides(sides.mine, sides.golden, sides.limit)

@@ -31,6 +31,7 @@ CHANNEL_OFFSET, MASKED, OTHER_SOFTMAX = "offset per channel", "masked", "softmax
 PERMUTED, RESHAPED, FLIPPED, REORDERED = "permuted", "reshaped", "flipped", "reordered"
 SHIFTED, HALVES, INTERLEAVED, TILED = "shifted", "halves swapped", "interleaved", "tiled"
 SLICED_OUT, PART, OTHER = "slice", "part", "other tensor"
+BROADCAST, POWER = "broadcast", "power"
 
 Axes = tuple[str, ...]
 
@@ -273,3 +274,18 @@ def listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[: constants.INDICES_SHOWN])) + (
         ", …" if len(numbers) > constants.INDICES_SHOWN else ""
     )
+
+
+_ONE = {
+    TOKENS: "token", "the channels": "channel", "the heads": "head", "the queries": "query",
+    "the keys": "key", "the rows": "row", "the columns": "column",
+}  # fmt: skip
+
+
+def nth(axis: str, at: int, count: int) -> str:
+    """Return ``the first token`` for one index of an axis, ``index 3 of axis 0`` without a word."""
+    noun = _ONE.get(axis)
+    if noun is None:
+        return f"index {at} of {axis}"
+    ends = {0: "the first", count - 1: "the last"}
+    return f"{ends[at]} {noun}" if at in ends else f"{noun} {at}"

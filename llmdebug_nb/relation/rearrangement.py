@@ -31,6 +31,7 @@ _TOLD = {
     " imaginary part",
     e.INTERLEAVED: _ROPE,
     e.TILED: _HEADS,
+    e.BROADCAST: "look for what is the same for all of them in mine, and should be one for each",
     e.REORDERED: "look at how they are gathered or concatenated",
 }
 
@@ -270,6 +271,9 @@ def name(order: torch.Tensor, known: torch.Tensor, theirs: int, ours: int, sides
         if bool((steps != steps[0]).any()):
             if len(known) < ours:
                 return "", "", 0.0
+            if len(set(order.tolist())) == 1:
+                says = f"mine has golden's index {int(order[0])} of {{axis}} in place of all {ours}"
+                return e.BROADCAST, says, math.log(theirs)
             says = "mine's indices of {axis} are golden's " + listed(order.tolist())
             return e.REORDERED, says, ours * math.log(ours)
         return (
@@ -288,6 +292,9 @@ def _moved(by: int) -> str:
 def _subset(order: torch.Tensor, theirs: int, ours: int) -> Name:
     listing = order.tolist()
     at = torch.arange(ours)
+    if ours == 1:
+        says = f"mine is golden's {listing[0]} of {{axis}}, one for all {theirs}"
+        return e.SLICED_OUT, says, math.log(theirs)
     if ours < theirs and bool((order == at + order[0]).all()):
         says = f"mine is golden's {spans.text_of(listing)} of {{axis}} (it has {theirs})"
         return e.SLICED_OUT, says, math.log(theirs)

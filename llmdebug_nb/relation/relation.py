@@ -87,7 +87,7 @@ Hidden = tuple[torch.Tensor | None, torch.Tensor | None]
 def _trials(sides: Sides, others: Sequence[tuple[str, torch.Tensor]]) -> Iterator[Trial]:
     """Yield what to try, the simplest first."""
     if sides.same:
-        yield from (distortion.scaled, distortion.offset)
+        yield from (distortion.scaled, distortion.offset, distortion.powered)
     yield functools.partial(_other, others=others)
     if sides.same:
         yield distortion.other_softmax
@@ -265,5 +265,6 @@ def _part_words(sides: Sides, part: _Part) -> str:
         verb = "differs" if len(differing) == 1 else "differ"
         return f"only {spans.text_of(differing)} of {unit} {verb}"
     if len(agreeing) == 1:
-        return f"of {unit}, only {agreeing[0]} agrees"
+        one = e.nth(unit, agreeing[0], len(agreeing) + len(differing))
+        return f"only {one} is right; the other {len(differing)} differ"
     return f"{spans.text_of(agreeing)} of {unit} agree, {spans.text_of(differing)} differ"

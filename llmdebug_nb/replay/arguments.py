@@ -23,6 +23,8 @@ _READ: dict[str, Callable[[str], object]] = {
     "float": float,
     "complex": complex,
 }
+# a container without a text had nothing in it
+_EMPTY: dict[str, Callable[[], object]] = {"dict": dict, "list": list, "tuple": tuple}
 # arguments that say how a result lies in memory, not what its values are
 _NO_VALUES = ("layout", "memory_format")
 
@@ -76,7 +78,7 @@ def is_cache(slot: str, scalar: Scalar) -> bool:
     kind, text = scalar
     return (
         text is None
-        and kind != "None"
+        and kind not in ("None", *_EMPTY)
         and (kind.endswith("Cache") or bool(re.search(r"past|cache", slot)))
     )
 
@@ -139,7 +141,7 @@ def _order(name: str) -> tuple[int, str]:
 
 def _built(value: object) -> object:
     """Return a container from its parts by key: a tuple if they are numbered, else a dict."""
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or not value:
         return value
     names = sorted(value, key=_order)
     if names == [str(i) for i in range(len(names))]:
@@ -152,6 +154,8 @@ def value(slot: str, scalar: Scalar) -> object:
     kind, text = scalar
     if kind == "None":
         return None
+    if text is None and kind in _EMPTY:
+        return _EMPTY[kind]()
     if text is None or len(text) >= constants.ARGUMENT_CHARACTERS:
         raise CannotReplay(f"argument {slot} is a {kind}, which is not recorded", GAP)
     try:

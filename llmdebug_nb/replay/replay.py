@@ -51,7 +51,8 @@ class Replayed:
             raise CannotReplay("calls of backward passes are not replayed")
         self.op = outputs[0].op
         self.name, _ = replayed(self.op)
-        self.arguments = arguments.arguments_of(self.records, scalars or side.scalars(key))
+        given = side.scalars(key) if scalars is None else scalars
+        self.arguments = arguments.arguments_of(self.records, given)
         self._shapes = {record.site.slot: record.summary.shape for record in outputs}
         recorded = sum(record.summary.numel for record in (*self.records, *outputs))
         self._most = constants.REPLAY_GROWTH * (recorded + 1)

@@ -163,7 +163,8 @@ class Runs:
         """Tell whether the same code made two tensors: one operator, in one class of module.
 
         Two packages may use one name: their classes stand in files of other names. A class that
-        was patched in place, or in a copy of its file, is still the same. A grafted tensor counts
+        was patched in place, or in a copy of its file, is still the same; so is a module that was
+        given a function as its forward. A grafted tensor counts
         as such a one: it is wrong by itself, whatever follows.
         """
         if mine.id in self.grafted:
@@ -181,7 +182,8 @@ class Runs:
         here, there = self.golden.nodes.get(path), self.mine.nodes.get(path)
         if here is None or there is None:
             return here is there
-        files = {PurePath(node.source.file).name for node in (here, there) if node.source}
+        methods = [n.source for n in (here, there) if n.source and "." in n.source.function]
+        files = {PurePath(source.file).name for source in methods}
         return here.type == there.type and not (
             len(files) > 1 and all(name.endswith(".py") for name in files)
         )

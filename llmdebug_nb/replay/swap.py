@@ -1,4 +1,4 @@
-"""Run a live module on the inputs of the other program: what it makes itself, what it inherits.
+"""Run mine's module on golden's inputs: an error that remains is its own, the rest is inherited.
 
 The live module is used if it still computes the recorded values.
 """
@@ -7,28 +7,26 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
-from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.interrupts import Unbroken
 from llmdebug_nb.core.paths import module_name
-from llmdebug_nb.core.records import CallKey, Site
+from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.core.torch_internals import HOOK_DICTS, register_again, registered
 from llmdebug_nb.graph.compared_calls import ComparedCall
 from llmdebug_nb.replay import arguments
-from llmdebug_nb.replay.arguments import Arguments
-from llmdebug_nb.replay.checks import GAP
 from llmdebug_nb.replay.execution import quiet, results
 from llmdebug_nb.replay.operators import CannotReplay
-from llmdebug_nb.replay.replay import largest_error, same, unit
-from llmdebug_nb.replay.runs import Runs
+from llmdebug_nb.replay.replay import largest_error, same
+from llmdebug_nb.replay.runs import Runs, Side
+
+LEFT_OUT = object()
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,109 @@ class SwapResult:
     cache: bool = False
 
 
-def run_on_golden_inputs(call: ComparedCall, runs: Runs) -> SwapResult:
-    """Run mine's module on golden's inputs.
+class LiveCall:
+    """A recorded call of a live module, to be made again: as it was, or with one thing changed.
+
+    ``find(path)``: the live module, or None. ``cache``: a cache, which was still empty, is left
+    out.
+
+    Raises:
+        CannotReplay: the module is gone, or its arguments can't be rebuilt.
+    """
+
+    def __init__(
+        self, side: Side, key: CallKey, find: Callable[[str], torch.nn.Module | None]
+    ) -> None:
+        module = find(key.path)
+        if key.phase != "forward":
+            raise CannotReplay("calls of backward passes are not replayed")
+        if module is None:
+            raise CannotReplay("the model is gone")
+        self.side, self.key, self._module = side, key, module
+        scalars = side.scalars(key)
+        self.cache = any(arguments.is_cache(slot, scalar) for slot, scalar in scalars.items())
+        if self.cache and key.step > 0:
+            raise CannotReplay(
+                "it was called with a cache of earlier tokens, which is not recorded"
+            )
+        self.records = side.records(key, "input")
+        self._given = arguments.arguments_of(self.records, scalars, without_cache=True)
+        self.load = arguments.loader(side, self.records)
+        self.recorded = arguments.outputs(side, key)
+
+    def check(self, limit: float, runs: Runs) -> bool:
+        """Tell whether two calls give two results. Raises CannotReplay: the model has changed."""
+        again, other = self.results(), self.results(seed=1)
+        random = any(not same(tensor, other[slot]) for slot, tensor in again.items())
+        if not random and largest_error(self.recorded, again, runs) > limit:
+            raise CannotReplay("the model no longer computes the recorded values")
+        return random
+
+    def results(
+        self,
+        load: Callable[[str], torch.Tensor] | None = None,
+        seed: int = 0,
+        settings: Mapping[str, object] | None = None,
+        given: Mapping[str, object] | None = None,
+        idle: Sequence[str] = (),
+        look: Callable[[torch.nn.Module], object] = lambda module: None,
+    ) -> dict[str, torch.Tensor]:
+        """Make the call again and return its results by slot.
+
+        ``load``: gives the tensors. ``settings``: other values of attributes of the module.
+        ``given``: other arguments, by slot; `LEFT_OUT` for none. ``idle``: paths below the module
+        of those that give what they take. ``look(module)``: called before, to hook it; hooks do not
+        stay.
+
+        Raises:
+            CannotReplay: the call fails.
+        """
+        module = self._module
+        device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        args, kwargs = arguments.filled(self._given, load or self.load)
+        for slot, other in (given or {}).items():
+            _put(args, kwargs, slot, other)
+        args = [_to(value, device) for value in args]
+        kwargs = {name: _to(value, device) for name, value in kwargs.items()}
+        try:
+            with Unbroken(untouched(module), quiet(seed)):
+                for name, value in (settings or {}).items():
+                    setattr(module, name, value)
+                for path in idle:
+                    vars(module.get_submodule(module_name(path)))["forward"] = _first
+                look(module)
+                result = module(*args, **kwargs)
+        except Exception as error:  # the module is the program's: it may raise anything
+            line = str(error).partition("\n")[0]
+            text = f"{type(error).__name__}: {line}"
+            raise CannotReplay(f"the module fails when it is called alone: {text}") from None
+        return {slot: tensor.detach().cpu() for slot, tensor in results(result)}
+
+
+def _put(args: list[object], kwargs: dict[str, object], slot: str, value: object) -> None:
+    """Put another argument at a slot, or leave it out. Raises CannotReplay."""
+    name = slot.removeprefix("kwargs.")
+    if name.isdigit() and int(name) < len(args) and value is not LEFT_OUT:
+        args[int(name)] = value
+    elif name == slot or not name.isidentifier():
+        raise CannotReplay(f"argument {slot} can't be changed")
+    elif value is LEFT_OUT:
+        kwargs.pop(name, None)
+    else:
+        kwargs[name] = value
+
+
+def _first(x: object, *_: object, **__: object) -> object:
+    return x
+
+
+def run_on_golden_inputs(
+    call: ComparedCall,
+    runs: Runs,
+    settings: Mapping[str, object] | None = None,
+    given: Mapping[str, object] | None = None,
+) -> SwapResult:
+    """Run mine's module on golden's inputs. ``settings``, ``given``: see `LiveCall.results`.
 
     Raises:
         CannotReplay: the live module is gone, changed, or can't be called alone.
@@ -53,163 +152,19 @@ def run_on_golden_inputs(call: ComparedCall, runs: Runs) -> SwapResult:
     golden, mine = call.golden, call.mine
     if golden is None or mine is None:
         raise CannotReplay("only one run made this call")
-    if call.key.phase != "forward":
-        raise CannotReplay("calls of backward passes are not replayed")
-    module = runs.module(mine.path)
-    if module is None:
-        raise CannotReplay("the model is gone")
-    scalars = runs.mine.scalars(mine)
-    cache = any(arguments.is_cache(slot, scalar) for slot, scalar in scalars.items())
-    if cache and mine.step > 0:
-        raise CannotReplay("it was called with a cache of earlier tokens, which is not recorded")
-    own, theirs = runs.mine.records(mine, "input"), runs.golden.records(golden, "input")
-    given = arguments.arguments_of(own, scalars, without_cache=True)
-    dtypes = {record.site.slot: record.summary.dtype for record in own}
-    load, load_golden = arguments.loader(runs.mine, own), arguments.loader(runs.golden, theirs)
+    live = LiveCall(runs.mine, mine, runs.module)
+    theirs = runs.golden.records(golden, "input")
+    dtypes = {record.site.slot: record.summary.dtype for record in live.records}
+    load_golden = arguments.loader(runs.golden, theirs)
 
     def load_as_mine(slot: str) -> torch.Tensor:
         tensor = load_golden(slot)
         return tensor.to(DTYPES[dtypes[slot]]) if tensor.is_floating_point() else tensor
 
-    recorded = arguments.outputs(runs.mine, mine)
-    again = _called(module, arguments.filled(given, load))
-    limit = max((d.limit or 0.0 for d in call.outputs), default=0.0)
-    other = _called(module, arguments.filled(given, load), seed=1)
-    random = any(not same(tensor, other[slot]) for slot, tensor in again.items())
-    if not random and largest_error(recorded, again, runs) > limit:
-        raise CannotReplay("the model no longer computes the recorded values")
-    result = _called(module, arguments.filled(given, load_as_mine))
+    random = live.check(max((d.limit or 0.0 for d in call.outputs), default=0.0), runs)
+    result = live.results(load_as_mine, settings=settings, given=given)
     error = largest_error(arguments.outputs(runs.golden, golden), result, runs)
-    return SwapResult(error, random, cache)
-
-
-def own_error(
-    call: ComparedCall, before: Iterable[ComparedCall], row: Difference, runs: Runs
-) -> float:
-    """Return how far mine's tensor is from what golden's code makes of what mine's code took.
-
-    ``row``: a result of the call, or what its code gives to a module inside of it. ``before``: the
-    calls inside of it that come before: they give what they gave in mine.
-
-    Raises:
-        CannotReplay: the live module is gone, changed or random, or can't be called alone.
-    """
-    golden, record, own = call.golden, row.pair.golden, row.pair.mine
-    if golden is None or call.mine is None or record is None or own is None:
-        raise CannotReplay("only one run made this call")
-    module = runs.golden_module(golden.path)
-    if module is None:
-        raise CannotReplay("golden's model is gone")
-    scalars, records = runs.golden.scalars(golden), runs.golden.records(golden, "input")
-    if golden.step > 0 and any(arguments.is_cache(*each) for each in scalars.items()):
-        raise CannotReplay("it was called with a cache of earlier tokens, which is not recorded")
-    given = arguments.arguments_of(records, scalars, without_cache=True)
-    load, takes = arguments.loader(runs.golden, records), _of_mine(call.inputs, runs)
-    again = _seen_at(module, record.site, golden, arguments.filled(given, load))
-    rounds = unit([record.summary.dtype])
-    if runs.error(runs.golden.load(record), again) > constants.OPERATORS_EPSILONS * rounds:
-        raise CannotReplay("the model no longer computes the recorded values")
-    gives = dict(_results(before, runs))
-    theirs = _seen_at(module, record.site, golden, arguments.filled(given, takes), gives)
-    ours = runs.mine.load(own)
-    try:
-        theirs, ours = (theirs, ours) if row.pair.fit is None else row.pair.fit(theirs, ours)
-        return runs.error(theirs, ours)
-    except ValueError as error:
-        raise CannotReplay(str(error)) from None
-
-
-def _of_mine(rows: Iterable[Difference], runs: Runs) -> Callable[[str], torch.Tensor]:
-    """Return a function that loads mine's tensor in a slot of golden, in golden's dtype.
-
-    It raises CannotReplay.
-    """
-    partners = {d.pair.golden.site.slot: d.pair for d in rows if d.pair.golden is not None}
-
-    def load(slot: str) -> torch.Tensor:
-        pair = partners.get(slot)
-        if pair is None or pair.mine is None or pair.fit is not None:
-            raise CannotReplay(f"mine has nothing in place of {slot}", GAP)
-        tensor = runs.mine.load(pair.mine)
-        dtype = DTYPES[pair.either.summary.dtype]
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    return load
-
-
-def _results(calls: Iterable[ComparedCall], runs: Runs) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the paths of golden's modules that run once and give a tensor, and mine's tensor."""
-    calls = [call for call in calls if call.golden is not None and not call.is_operator]
-    times = Counter(call.path for call in calls)
-    for call in calls:
-        if times[call.path] == 1:
-            with contextlib.suppress(CannotReplay):
-                yield call.path, _of_mine(call.outputs, runs)("0")
-
-
-def _seen_at(
-    module: torch.nn.Module,
-    place: Site,
-    call: CallKey,
-    given: Arguments,
-    gives: Mapping[str, torch.Tensor] | None = None,
-) -> torch.Tensor:
-    """Call a module, and return the tensor at a place of it.
-
-    ``gives``: what replaces the results of modules inside, by their paths. Raises CannotReplay.
-    """
-    found: list[dict[str, torch.Tensor]] = []
-
-    def part(path: str) -> torch.nn.Module:
-        return module.get_submodule(module_name(path[len(call.path) :].lstrip(".")))
-
-    def note(_: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        slots = [*results(args), *results({"kwargs": kwargs})]
-        found.append({slot: tensor.detach().cpu() for slot, tensor in slots})
-
-    def look() -> None:
-        for path, tensor in (gives or {}).items():
-            part(path).register_forward_hook(partial(_instead, tensor))
-        if place.role == "input":
-            part(place.path).register_forward_pre_hook(note, with_kwargs=True)
-
-    result = _called(module, given, look=look)
-    if place.role == "output":
-        found = [result]
-    if len(found) != 1 or place.slot not in found[0]:
-        raise CannotReplay(f"{place.path} is called {len(found)} times")
-    return found[0][place.slot]
-
-
-def _instead(tensor: torch.Tensor, _: object, args: object, result: object) -> object:
-    """Return a tensor in place of a module's result, if that is one like it."""
-    if isinstance(result, torch.Tensor) and result.shape == tensor.shape:
-        return tensor.to(result.device)
-    return result
-
-
-def _called(
-    module: torch.nn.Module,
-    given: Arguments,
-    seed: int = 0,
-    look: Callable[[], object] = lambda: None,
-) -> dict[str, torch.Tensor]:
-    """Call a module on its own device and return the results by slot.
-
-    ``look``: called before, to hook the module; hooks do not stay. Raises CannotReplay.
-    """
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    args = [_to(value, device) for value in given[0]]
-    kwargs = {name: _to(value, device) for name, value in given[1].items()}
-    try:
-        with Unbroken(untouched(module), quiet(seed)):
-            look()
-            result = module(*args, **kwargs)
-    except Exception as error:  # the module is the program's: it may raise anything
-        line = str(error).partition("\n")[0]
-        text = f"{type(error).__name__}: {line}"
-        raise CannotReplay(f"the module fails when it is called alone: {text}") from None
-    return {slot: tensor.detach().cpu() for slot, tensor in results(result)}
+    return SwapResult(error, random, live.cache)
 
 
 def _to(value: object, device: torch.device) -> object:

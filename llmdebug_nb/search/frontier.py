@@ -33,6 +33,8 @@ from llmdebug_nb.graph.region import Region
 from llmdebug_nb.graph.trace_back import back
 from llmdebug_nb.search.reordered_values import reordered
 
+OwnNumber = Callable[[FlowCall, FlowCall, tuple[Flow, Flow]], "tuple[str, str] | None"]
+
 
 class Frontier:
     """The regions that make the differences of one phase.
@@ -42,7 +44,8 @@ class Frontier:
     ``same_code``: tells whether two records were made by the same code. ``rejoins``: rows that
     differ and reach nothing. ``passes_on``: tells of a region behind an expected difference whether
     it only passes that on; ``passed_on`` are the indices of the rows of such regions.
-    ``holds_the_same``: whether mine's tensor has golden's values in another order.
+    ``holds_the_same``: whether mine's tensor has golden's values in another order. ``own_number``:
+    the texts of a number with which a call of mine gives golden's result on its own tensors.
     """
 
     def __init__(
@@ -52,8 +55,9 @@ class Frontier:
         same_code: Callable[[Record, Record], bool],
         passes_on: Callable[[Region], bool] = lambda region: False,
         holds_the_same: Callable[[Difference], bool] = lambda row: False,
+        own_number: OwnNumber = lambda golden, mine, flows: None,
     ) -> None:
-        self._same_code, self._passes_on = same_code, passes_on
+        self._same_code, self._passes_on, self._own_number = same_code, passes_on, own_number
         self.passed_on: set[int] = set()
         rows = [d for d in differences if d.site.phase == phase]
         self.flows = Flow(rows, 0), Flow(rows, 1)
@@ -88,9 +92,8 @@ class Frontier:
         """Return the pairs of tensors that are two things, though they stand at one place.
 
         One program gives angles, the other one their cosines. If a call that takes golden's gives
-        what mine has too, or if mine computes the cosines behind that place, mine has golden's
-        tensor in another form. Then the pair says nothing. What counts by itself stays: a wrong
-        result is wrong, whatever is made of it later.
+        what mine has too, mine has golden's tensor in another form. Then the pair says nothing.
+        What counts by itself stays: a wrong result is wrong, whatever is made of it later.
         """
         rows = [row for row in self._bad if not self._counts(row)]
         crossed = [row for row in rows if self._is_crossed(row)]
@@ -98,12 +101,11 @@ class Frontier:
         dubious = [row for row in rows if row.index not in known and self.is_dubious(row)]
         if not dubious:
             return crossed
-        golden, mine = (flow.taken_by for flow in self.flows)
+        golden = self.flows[0].taken_by
         return crossed + [
             row
             for row in dubious
             if any(map(self._agrees, golden.get(_bytes(row.pair.golden), ())))
-            or self._is_made_later(row, mine.get(_bytes(row.pair.mine), ()))
             or self._comes_to_agree(row)
             or self._is_half_constant(row)
         ]
@@ -191,22 +193,6 @@ class Frontier:
             return False
         entering = max((source.error or 0.0 for source in sources), default=0.0)
         return (row.error or 0.0) > constants.AMPLIFICATION * entering
-
-    def _is_made_later(self, row: Difference, takers: Sequence[FlowCall]) -> bool:
-        """Tell whether mine makes of its tensor, behind it, what only golden makes before it."""
-        records = row.pair.golden, row.pair.mine
-        golden, mine = (
-            {operator_of(call.key.path) for call in back(flow, record)[1]} if record else set()
-            for flow, record in zip(self.flows, records, strict=True)
-        )
-        # what also takes a weight, as all linear layers do, may be another call of that kind
-        alone = [
-            call
-            for call in takers
-            if sum(identifies_itself(r.summary) for r in call.inputs + call.weights) == 1
-        ]
-        later = {operator_of(call.key.path) for call in alone} - {""}
-        return bool((golden - mine) & later)
 
     def _take_apart(self, rows: Sequence[Difference]) -> None:
         apart = {row.index for row in rows}
@@ -337,9 +323,23 @@ class Frontier:
                     upstream += [d for d in rows if d.differs and d is not row]
             bad.append(upstream)
             known.append(bool(sources) and record is not None and not flow.is_lost(record))
+        if any(bad) and (alone := self._by_number(row, region.entries)):
+            self._regions[row.index] = alone
+            return []
         # what mine makes of tensors that agree is its own; golden decides where mine's way is lost,
         # as behind an operator that only an exported graph has
         return bad[1] if known[1] else bad[0]
+
+    def _by_number(self, row: Difference, entries: list[Difference]) -> Region | None:
+        """Return the region of one operator whose number makes the error, whatever it takes."""
+        golden, mine = row.pair.golden, row.pair.mine
+        if golden is None or mine is None or {golden.site.role, mine.site.role} != {"output"}:
+            return None
+        theirs, ours = self.flows[0].call(golden), self.flows[1].call(mine)
+        if not (theirs.is_operator and ours.is_operator):
+            return None
+        numbers = self._own_number(theirs, ours, self.flows)
+        return Region(row, [theirs], [ours], entries, numbers=numbers) if numbers else None
 
     def _is_other_code(self, row: Difference) -> bool:
         """Tell whether other operators make mine's tensor than golden's."""

@@ -35,6 +35,8 @@ class Narrowing:
 
     def narrowed(self, region: Region) -> Region:
         """Return the region without the calls that only pass its error on."""
+        if region.numbers is not None:
+            return region
         found = self._given(region) or self._hidden(region)
         rewritten = self._rewritten(region)
         numbered = None if found or rewritten is None else rewritten.by_number()
@@ -44,8 +46,8 @@ class Narrowing:
         if (region.golden, region.mine) != (whole.golden, whole.mine):
             rewritten = self._rewritten(region)
         if rewritten is not None:
-            region = self._around(self._made(rewritten.narrowed(), region))
-        return self._chosen(region)
+            region = self._around(rewritten.narrowed())
+        return self._without_end(self._chosen(region))
 
     def _rewritten(self, region: Region) -> Rewritten | None:
         """Return the region as one that is written otherwise; None if two calls are all of it."""
@@ -54,18 +56,6 @@ class Narrowing:
             return None
         data = self.depending_on_data(theirs, 0), self.depending_on_data(ours, 1)
         return Rewritten(self.exchange, self._runs, region, theirs, ours, data)
-
-    def _made(self, region: Region, whole: Region) -> Region:
-        """Return the region behind two tensors that calls take, if both programs make them there.
-
-        ``whole``: the region before it was narrowed, with all its calls.
-        """
-        taken = region.taken
-        if taken is None or not all(self._is_made(at, r) for at, r in enumerate(taken)):
-            return region
-        found = self._backwards(whole, taken)
-        is_cut = len(found.golden) == len(found.mine) == 1  # else the way back ended on its way
-        return found if is_cut else region
 
     def _chosen(self, region: Region) -> Region:
         """Return the region of the operators that take another part of a tensor, if mine's does.
@@ -122,20 +112,6 @@ class Narrowing:
                 break
             found, around = around if len(computing) > 1 else found, around.around
         return found
-
-    def idle(self, region: Region) -> FlowCall | None:
-        """Return the module call of mine in a region or before it that gives what it takes.
-
-        It computes, as a rotation by no angle does.
-        """
-        entries = [d.pair.mine for d in region.entries if d.pair.mine is not None]
-        for call in (*region.mine, *map(self.flows[1].maker, entries)):
-            around = None if call is None else call.around
-            while around is not None:
-                if around.passes_on and any(self._computes(c, 1) for c in around.operators):
-                    return around
-                around = around.around
-        return None
 
     def _computes(self, call: FlowCall, side: int) -> bool:
         """Tell whether a call makes new values of data."""
@@ -237,14 +213,9 @@ class Narrowing:
         others = (d.pair.own(1) for d in rows if d.pair.at_its_place)
         return any(other is not None and other.site.key == mine.key for other in others)
 
-    def _backwards(
-        self, region: Region, start: tuple[Record | None, Record | None] | None = None
-    ) -> Region:
-        """Return the region without the calls from two tensors on that do the same.
-
-        ``start``: the two tensors; those of its row, if it is left out.
-        """
-        golden, mine = start or (region.row.pair.golden, region.row.pair.mine)
+    def _backwards(self, region: Region) -> Region:
+        """Return the region without the calls from the row's tensors on that do the same."""
+        golden, mine = region.row.pair.golden, region.row.pair.mine
         while golden is not None and mine is not None:
             makers = self._maker(0, golden, region), self._maker(1, mine, region)
             theirs, ours = makers
@@ -274,6 +245,21 @@ class Narrowing:
             if alone == [False, True] and (chain := self._chain(1, mine, region)):
                 return self._cut(region, [], chain, theirs)
         return region
+
+    def _without_end(self, region: Region) -> Region:
+        """Return the region without its last calls if these do the same: what they take differs."""
+        if len(region.golden) + len(region.mine) <= 2 or not region.golden or not region.mine:
+            return region
+        theirs, ours = region.golden[-1], region.mine[-1]
+        records = region.row.pair.golden, region.row.pair.mine
+        makers = [f.maker(r) for f, r in zip(self.flows, records, strict=True) if r is not None]
+        if region.taken is not None or makers != [theirs, ours]:
+            return region
+        if not self.exchange.does_the_same(theirs, ours):
+            return region
+        golden, mine = region.golden[:-1], region.mine[:-1]
+        before = theirs if not golden else ours if not mine else None
+        return self._cut(region, golden, mine, before)
 
     def _is_made(self, side: int, record: Record) -> bool:
         """Tell whether a tensor without a partner is made in the region: no view of what agrees."""

@@ -292,25 +292,8 @@ class Rewritten:
             return Region(region.row, [theirs], [ours], region.entries, taken=(wanted, given))
         if missing:
             taker, record = missing[0]
-            return Region(
-                region.row, [self._combined(taker)], [], region.entries, self._mine[-1],
-                missing=record,
-            )  # fmt: skip
+            return Region(region.row, [taker], [], region.entries, self._mine[-1], missing=record)
         return None
-
-    def _combined(self, taker: FlowCall) -> FlowCall:
-        """Return the call of golden that combines what a call gives with other values.
-
-        The call itself may only gather elements of one tensor.
-        """
-        made: set[int] = set()
-        for call in self._golden[self._golden.index(taker) :]:
-            values = _numbers(call.inputs)
-            own = [r for r in values if self._flows[0].made_by(r, made)]
-            if (own or call is taker) and len(values) > 1:
-                return call
-            made |= {r.id for r in call.outputs} if own or call is taker else set()
-        return taker
 
     def _has(self, side: int, record: Record, others: Sequence[tuple[FlowCall, Record]]) -> bool:
         """Tell whether one of the other side's tensors is the same, or a view of the same."""

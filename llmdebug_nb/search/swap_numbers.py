@@ -14,7 +14,10 @@ from collections.abc import Sequence
 import torch
 
 from llmdebug_nb.core import constants
+from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.torch_internals import takes_fractions
+from llmdebug_nb.graph.compared_calls import kind_of_operator
+from llmdebug_nb.graph.flow import Flow
 from llmdebug_nb.graph.flow_calls import FlowCall
 from llmdebug_nb.replay import arguments
 from llmdebug_nb.replay.operators import CannotReplay, bare_name, operator
@@ -48,6 +51,26 @@ def differing(
         if _gives(runs.mine, mine, own | {slot: _scalar(value)}, known):
             return *said, text
     return None
+
+
+def own(
+    golden: FlowCall, mine: FlowCall, flows: tuple[Flow, Flow], runs: Runs
+) -> tuple[str, str] | None:
+    """Return the texts of a number with which mine's call gives golden's result on its own tensors.
+
+    The two are one operator. What it takes does no harm then, however much it differs.
+    """
+    if kind_of_operator(golden.outputs[0].op) != kind_of_operator(mine.outputs[0].op):
+        return None
+    texts = [
+        list(s.values()) for s in (runs.golden.scalars(golden.key), runs.mine.scalars(mine.key))
+    ]
+    if texts[0] == texts[1]:
+        return None
+    limit = constants.OPERATORS_EPSILONS * epsilon(mine.outputs[0].summary.dtype)
+    known = Known([golden], 0, flows, runs, min(limit, constants.OTHER_VALUES))
+    found = differing([golden], mine, known, runs)
+    return None if found is None else found[1:]
 
 
 def _gives(side: Side, call: FlowCall, scalars: dict[str, Scalar], known: Known) -> bool:

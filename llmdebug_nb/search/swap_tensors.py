@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.identity import identifies_itself
+from llmdebug_nb.core.kernels.relative import relative_l2
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.graph.compared_calls import kind_of_operator
 from llmdebug_nb.graph.flow import Flow
 from llmdebug_nb.graph.flow_calls import FlowCall, same_bytes
+from llmdebug_nb.replay import arguments
 from llmdebug_nb.replay.in_place import in_place
 from llmdebug_nb.replay.operators import CannotReplay
 from llmdebug_nb.replay.replay import Replayed
-from llmdebug_nb.replay.runs import Runs
+from llmdebug_nb.replay.runs import Runs, Side
 from llmdebug_nb.search import value_sets
 
 
@@ -66,6 +70,49 @@ class Exchange:
         except CannotReplay:
             return same
 
+    def does_the_same(self, golden: FlowCall, mine: FlowCall) -> bool:
+        """Tell whether golden's call gives mine's result on mine's tensors."""
+        return self._gives_on_mine(golden, mine, self._runs.mine, mine.outputs[0])
+
+    def gives_golden_alone(self, golden: FlowCall, mine: FlowCall) -> bool:
+        """Tell whether golden's call gives its own result on those of mine's tensors it takes."""
+        return self._gives_on_mine(golden, mine, self._runs.golden, golden.outputs[0])
+
+    def _gives_on_mine(self, golden: FlowCall, mine: FlowCall, side: Side, wanted: Record) -> bool:
+        load = arguments.loader(self._runs.mine, mine.inputs)
+        try:
+            again = Replayed(self._runs.golden, golden.key).run_on(load, strict=False)
+            own = side.load(wanted)
+        except CannotReplay:
+            return False
+        result = next(iter(again.values())).to(own.dtype)
+        return result.shape == own.shape and self._runs.error(own, result) <= _rounding(mine)
+
+    def repeated_otherwise(
+        self, golden: FlowCall, mine: FlowCall, pairs: Sequence[tuple[Record, Record]]
+    ) -> bool:
+        """Tell whether mine's call gives golden's result on tensors that are repeated otherwise.
+
+        ``pairs``: golden's tensors, and mine's, which have several of each index of one axis.
+        """
+        values: dict[str, torch.Tensor] = {}
+        load = arguments.loader(self._runs.mine, mine.inputs)
+        try:
+            for theirs, ours in pairs:
+                own = self._runs.mine.load(ours)
+                other = _otherwise(self._runs.golden.load(theirs).to(own.dtype), own)
+                if other is None:
+                    return False
+                values[ours.site.slot] = other
+            again = Replayed(self._runs.mine, mine.key)
+            results = again.run_on(lambda slot: values[slot] if slot in values else load(slot))
+            wanted = self._runs.golden.load(golden.outputs[0])
+        except CannotReplay:
+            return False
+        result = next(iter(results.values()))
+        same = result.shape == wanted.shape
+        return same and self._runs.error(wanted, result.to(wanted.dtype)) <= _rounding(mine)
+
     def _gives_golden(self, golden: FlowCall, mine: FlowCall, left: Record, right: Record) -> bool:
         """Tell whether mine's call gives golden's output if it takes golden's tensor."""
         result = self.on_golden(mine, right, left)
@@ -98,6 +145,32 @@ class Exchange:
                 result = _on_other(self._runs, call, record, in_place(given, fit)(own))
                 return result[result != self._runs.mine.load(call.outputs[0])]
         raise CannotReplay("the tensors have other sizes")
+
+
+def _rounding(call: FlowCall) -> float:
+    """Return the error that rounding makes in what a call gives."""
+    eps = constants.OPERATORS_EPSILONS * epsilon(call.outputs[0].summary.dtype)
+    return min(eps, constants.OTHER_VALUES)
+
+
+def _otherwise(golden: torch.Tensor, mine: torch.Tensor) -> torch.Tensor | None:
+    """Return golden's tensor repeated as a whole if mine repeats each index, and the other way.
+
+    None if mine does neither.
+    """
+    sizes = list(enumerate(zip(golden.shape, mine.shape, strict=False)))
+    longer = [(axis, b // a) for axis, (a, b) in sizes if a != b and a and b % a == 0]
+    if golden.dim() != mine.dim() or len(longer) != 1 or golden.shape[longer[0][0]] < 2:
+        return None
+    axis, times = longer[0]
+    each = golden.repeat_interleave(times, axis)
+    whole = torch.cat([golden] * times, axis)
+    if each.shape != mine.shape:
+        return None
+    apart = [relative_l2(x.double(), mine.double()) for x in (whole, each)]
+    if min(apart) > constants.SAME_VALUES:
+        return None
+    return each if apart[0] < apart[1] else whole
 
 
 def _on_other(runs: Runs, call: FlowCall, record: Record, given: torch.Tensor) -> torch.Tensor:

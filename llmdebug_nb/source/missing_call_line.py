@@ -31,13 +31,22 @@ def gap(region: Region, flows: tuple[Flow, Flow], at: int) -> Gap:
     behind = region.before or next((c for c in (*calls[at], taker) if c and c.is_operator), None)
     last = behind.start if behind is not None else end.id if end is not None else max(flow.records)
     taken = [r for call in calls[1 - at] for r in call.inputs if _is_data(r, flows[1 - at])]
-    for record in taken:
-        here = [r for r in _same(record, flows, at) if r.id < last]
-        if here:
-            before = max(here, key=lambda r: r.id)
-            own = flow.call(before)
-            return Gap(own if own.is_operator else flow.maker(before), behind)
-    return Gap(None, behind)
+    every = dict.fromkeys(r for each in taken for r in (each, flows[1 - at].base(each)))
+    here = [r for record in every for r in _same(record, flows, at) if r.id < last]
+    if not here:
+        return Gap(None, behind)
+    before = max(here, key=lambda r: r.id)
+    own = flow.call(before)
+    maker = own if own.is_operator else flow.maker(before)
+    return Gap(maker, region.before or _taker(flow, before, last) or behind)
+
+
+def _taker(flow: Flow, given: Record, last: int) -> FlowCall | None:
+    """Return the first operator that takes a tensor, up to a record by its id."""
+    base = flow.base(given)
+    later = (c for c in flow.calls.values() if c.is_operator and given.id < c.start <= last)
+    takers = (c for c in later if any(flow.base(r) is base for r in c.inputs))
+    return min(takers, key=lambda call: call.start, default=None)
 
 
 def _is_data(record: Record, flow: Flow) -> bool:

@@ -40,7 +40,7 @@ def build(root: nn.Module, prefix: str = "") -> list[Node]:
                 params={key: _sizes(tensor) for key, tensor in owned},
                 aliases=tuple(_join(prefix, other) for other in names[id(module)] if other != path),
                 root=label,
-                source=forward.first if (forward := forward_of(type(module))) else None,
+                source=forward.first if (forward := forward_of(module)) else None,
             )
         )
     return nodes

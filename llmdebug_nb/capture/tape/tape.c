@@ -608,6 +608,11 @@ static int append_leaves(Tape *tape, PyObject *list, PyObject *slot, PyObject *v
         if (depth == DEPTH)
             return REFUSED;
         int done = DONE;
+        if (is_tuple ? !PyTuple_Size(value) : !PyList_Size(value)) {
+            PyObject *kept = stand_in(tape, type);
+            Py_XINCREF(kept);
+            return append(list, slot, kept);
+        }
         for (Py_ssize_t i = 0; done == DONE && i < (is_tuple ? PyTuple_Size(value) : PyList_Size(value)); i++) {
             PyObject *part = is_tuple ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i);
             Py_XINCREF(part); /* another thread may take it out of the list meanwhile */
