@@ -20,6 +20,7 @@ from llmdebug_nb.comparison.input_rounding import Factor
 from llmdebug_nb.comparison.measured import OfTokens
 from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.comparison.padding import of_tokens
+from llmdebug_nb.comparison.products import Product
 from llmdebug_nb.comparison.weight_noise import TURNED, shown, turned
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES
@@ -40,7 +41,8 @@ class Job:
     have one. ``logits``: the figures of tokens are wanted, too. ``blanks``: the places of golden's
     batch that hold no token. ``scores``: golden's, of which these may be the best places.
     ``places``: golden's and mine's places of these values, if they are the best of some scores.
-    ``factors``: inputs of the calls that gave them, which these rounded.
+    ``factors``: inputs of the calls that gave them, which these rounded. ``product``: what they may
+    be the product of.
     """
 
     golden: Record
@@ -51,6 +53,7 @@ class Job:
     scores: tuple[Record, ...] = ()
     places: tuple[Record, Record] | None = None
     factors: tuple[Factor, ...] = ()
+    product: Product | None = None
 
     @property
     def nbytes(self) -> int:
@@ -71,6 +74,7 @@ class Job:
             self.blanks,
             others,
             rounded,
+            self.product and self.product.key,
         )
 
 
@@ -132,11 +136,18 @@ def measured(job: Job, load_golden: Load, load_mine: Load, custom: Custom | None
     try:
         g, m = load_golden(job.golden), load_mine(job.mine)
         rounded = rounding(g), rounding(m)
-        fitted = m if job.fit is None else job.fit(g, m)[1]
-        gap = _gap(g, fitted, map(load_golden, job.scores), job.blanks)
+        fitted = (g, m) if job.fit is None else job.fit(g, m)
+        gap = _gap(g, fitted[1], map(load_golden, job.scores), job.blanks)
         moved = _input_rounding(job.factors, (load_golden, load_mine))
         found = _compared(job, g, m, custom or Custom())
         found = replace(found, rounded=rounded, gap=gap, input_rounding=moved)
+        if (
+            job.product is not None
+            and found.metrics is not None
+            and fitted[0].shape == fitted[1].shape
+        ):
+            of_product = job.product.figures(*fitted, (load_golden, load_mine))
+            found = replace(found, metrics=found.metrics | of_product)
         if job.places is None:
             return found
         places = load_golden(job.places[0]), load_mine(job.places[1])

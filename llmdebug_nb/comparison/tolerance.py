@@ -14,7 +14,7 @@ from typing import Final
 
 from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.align.reasons import Reason
-from llmdebug_nb.comparison import choices
+from llmdebug_nb.comparison import choices, products
 from llmdebug_nb.comparison.calibration import Calibration
 from llmdebug_nb.comparison.differences import MISMATCHES, Comparison, Difference, RowVerdict
 from llmdebug_nb.comparison.epsilons import Epsilons
@@ -32,6 +32,7 @@ from llmdebug_nb.comparison.untouched import Untouched
 from llmdebug_nb.comparison.used_outputs import Uses
 from llmdebug_nb.comparison.weight_noise import TURNED, turned_by
 from llmdebug_nb.core import constants
+from llmdebug_nb.core.records import CallKey
 
 UNMATCHED: Final = "unmatched"
 
@@ -39,6 +40,17 @@ UNMATCHED: Final = "unmatched"
 def steps_of(m: Measured) -> float:
     """Return the error that rounding to the steps of a quantised tensor explains, relative L2."""
     return float((m.metrics or {}).get("grain_share") or 0.0)
+
+
+def of_product(m: Measured, explained: Explained) -> tuple[float, float]:
+    """Return by how much an output is no product of its factors, and how much rounding explains.
+
+    See `products.py`. inf if that is not known.
+    """
+    metrics = m.metrics or {}
+    error = metrics.get(products.ERROR)
+    noise = constants.CALIBRATED * float(metrics.get(products.NOISE) or 0.0)
+    return math.inf if error is None else float(error), math.hypot(explained.floor, noise)
 
 
 def unseen(m: Measured, eps: float, before: Level) -> float:
@@ -83,6 +95,7 @@ class Judge:
         self._limits, self._calibration = grounds.limits, grounds.calibration
         self._comparison, self._uses = grounds.comparison, grounds.uses
         self._outputs: dict[int, Level] = {}  # golden's outputs by id -> noise that they pass on
+        self._given: dict[CallKey, Level] = {}  # of each call: the noise of its inputs
         # rank and generation whose logits came to prefer another token, within noise
         self._flips: set[tuple[int, int]] = set()
         self._follows: set[object] = set()  # contents of pairs that only a passed-on limit excuses
@@ -134,6 +147,8 @@ class Judge:
                 # only their order says that they are partners
                 self._noise.add_unpaired(site, eps, shape)
             self._noise.record(site, level, eps, record.summary)
+            if site.role == "input":
+                self._given.setdefault(site.key, Level()).add(level)
             if m.pair.golden is not None and site.role == "output":
                 self._outputs[m.pair.golden.id] = level
         if site.role == "grad" and row.verdict == "within_noise" and not row.follows:
@@ -222,6 +237,11 @@ class Judge:
         any_noise = expected or inherited
         if inherited:
             limit = min(limit, constants.PERTURBED)
+        product, most = of_product(m, explained)
+        if product <= most:  # what its weight and input are off by makes all the rest
+            limit, usual = max(limit, m.error), max(usual, m.error)
+            given = self._given.get(m.pair.either.site.key, explained.level)
+            noise = noise if given.cap else limit
         error = m.error if any_noise else min(m.error, usual)
         capped = Level(cap=error if m.error <= limit else usual, scale_cap=scale_limit)
         is_noise = m.error <= limit and (any_noise or not explained.level.cap or m.error <= noise)
@@ -245,6 +265,8 @@ class Judge:
             return row(
                 "diverged", channel, constants.CHANNEL_GRAINS, Rule.CHANNEL_OFF, m.remark
             ), capped
+        if math.inf > product > most:
+            return row("diverged", product, most, Rule.PRODUCT_OFF, m.remark), capped
         clipped = float(metrics.get("clipped") or 0.0)
         if clipped > constants.EVEN_ERRORS:
             return row("diverged", clipped, constants.EVEN_ERRORS, Rule.CLIPPED, m.remark), capped

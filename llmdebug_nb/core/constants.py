@@ -183,6 +183,10 @@ COARSER_SHARE = 0.25
 # Grains of a quantised weight, the steps between its integers: root mean square of a channel's
 # error. No element is rounded by more.
 CHANNEL_GRAINS = 0.5
+# Of the error that rounding a factor to 8 bits makes of a product: what is left if that is computed
+# as the program does. One element of a thousand, in the middle of two steps, may go to the other.
+# Rounding to float16 makes a fiftieth. By other scales than the program's, a fifth or more is left.
+EXACT_PRODUCT = 0.05
 # Error from which on an expected difference explains nothing behind it: half of what zeros have.
 # Gate and up swapped, another token's values or a wrong axis make 0.7 to 1.5.
 PERTURBED = 0.5
@@ -268,9 +272,6 @@ SLICES = 64
 AXIS_ELEMENTS = 1 << 22
 # Pairs of rows that are compared to find an order: below a second.
 ROW_PAIRS = 1 << 26
-# Bits of a quantised weight that is packed, and weights in one integer of up to 32 bits. Formats
-# that pack other sizes do not pack them in whole integers.
-PACKED_BITS, PACKED_COUNTS = 4, (1, 2, 4, 8)
 
 # === work limits: pairing =======================================================================
 

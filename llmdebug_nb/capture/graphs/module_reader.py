@@ -18,8 +18,8 @@ def with_modules(
 
     ``inputs``, ``outputs``: of the graph. ``constants``: values that no node computes.
     """
-    used = {path for node in nodes for path in (node.module, *ancestors(node.module))}
-    paths = used | set(exported.module_of.values()) | {""}
+    used = {*(node.module for node in nodes), *exported.module_of.values()}
+    paths = {"", *used, *(above for path in used for above in ancestors(path))}
     modules = {}
     for path in sorted(paths, key=exported.call_order()):
         module = modules[path] = GraphModule(path, exported.types.get(path, ""))
