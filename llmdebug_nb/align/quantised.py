@@ -57,7 +57,9 @@ def _count(stored: Summary, weight: Summary) -> int:
     As many as leave each one two bits or more.
     """
     count, rest = divmod(weight.numel, stored.numel or 1)
-    if rest or not stored.numel or (count > 1 and stored.dtype in FLOATS):
+    if rest or not stored.numel:
+        return 0
+    if count > 1 and (stored.dtype in FLOATS or len(stored.shape) != len(weight.shape)):
         return 0
     bits = ALL_DTYPES[stored.dtype].itemsize * 8
     return count if count & (count - 1) == 0 and 2 * count <= bits else 0

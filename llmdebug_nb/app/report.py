@@ -16,10 +16,18 @@ from llmdebug_nb.app.differences import Differences
 from llmdebug_nb.app.lockstep_outcome import Lockstep
 from llmdebug_nb.app.noise_proof import Plain, settled
 from llmdebug_nb.causes import causes
-from llmdebug_nb.comparison import clipping, epsilons, other_tokens, padding, quantisation_steps
+from llmdebug_nb.comparison import (
+    clipping,
+    epsilons,
+    other_tokens,
+    padding,
+    quantisation_steps,
+    unseen_weights,
+)
 from llmdebug_nb.comparison.coverage import coverage, why_incomparable
 from llmdebug_nb.comparison.differences import EXPECTED, Coverage, Difference, Reach, Verdict
 from llmdebug_nb.comparison.rules import Rule
+from llmdebug_nb.comparison.unseen_weights import Weight
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import CorruptDumpError, OptionError, ProofError, nearest
 from llmdebug_nb.core.printable import printable
@@ -153,7 +161,26 @@ class Report(Tabular):
             [(row.type, row.value or "") for row in run.index.scalars(role="weight")]
             for run in (self.golden, self.mine)
         )
-        return why_incomparable(self._judging.plain, *weights)
+        return why_incomparable(self._judging.plain, *weights) or self._unknown
+
+    @functools.cached_property
+    def _unknown(self) -> str:
+        """Why nothing tells a bug from rounding to the steps of weights; "" if something does."""
+        may_be = unseen_weights.may_be_rounding(self._judging.plain)
+        return self._unseen_weights if may_be else ""
+
+    @functools.cached_property
+    def _unseen_weights(self) -> str:
+        """What is not known of quantised weights from which on the runs differ."""
+        weights = (
+            [
+                Weight(row.path, row.slot, row.type, row.value or "")
+                for role in ("weight", "weight_type")
+                for row in run.index.scalars(role=role)
+            ]
+            for run in (self.golden, self.mine)
+        )
+        return unseen_weights.why(self._judging.plain, *weights)
 
     @property
     def verdict(self) -> Verdict:
@@ -302,7 +329,8 @@ class Report(Tabular):
         """Return what differs first, where the error is made, what to do next, and the coverage."""
         names = labels(self.golden, self.mine)
         if self.incomparable:
-            return printable(unanswered(names, self.incomparable))
+            advice = unseen_weights.ADVICE if self._unknown else ""
+            return printable(unanswered(names, self.incomparable, advice))
         text = sentences(names, self.verdict, list(self.differences), self.findings)
         parts = [text, str(self.coverage), *self._quantised()]
         return printable(" ".join(filter(None, parts)))
@@ -310,7 +338,11 @@ class Report(Tabular):
     def _quantised(self) -> list[str]:
         """Return a sentence each on quantised weights and activations, if there are any."""
         of = (quantisation_steps, clipping)
-        return [says for each in of if (says := each.says(self.differences))]
+        unseen = self._unseen_weights and f"{self._unseen_weights}. {unseen_weights.ADVICE}."
+        return [
+            *filter(None, (each.says(self.differences) for each in of)),
+            *filter(None, [unseen]),
+        ]
 
     def _logits_error(self) -> float:
         """Return the largest error of logits; 0 if there are none."""
@@ -351,6 +383,8 @@ class Report(Tabular):
         hidden = self.verdict == "diverged" and not self._counts["diverged"]
         lines = [verdicts_text(self.differences, hidden), f"Coverage: {self.coverage}"]
         if self.incomparable:
+            if self._unknown:
+                return [f"{self.incomparable}. {unseen_weights.ADVICE}.", *lines]
             return [f"Too little answers to each other: {self.incomparable}", *lines]
         lines += self._quantised()
         first = self.first_divergence

@@ -245,7 +245,8 @@ class _Plan:
         logits = golden.kept is None and self._modules.are_logits(golden)
         scores, places = self._scores.of(golden), self._scores.places(pair)
         factors, product = self._factors.of(pair), self._products.of(pair)
-        return Job(golden, mine, pair.fit, logits, blanks, scores, places, factors, product)
+        steps = self._products.any and golden.site.role in ("input", "output")
+        return Job(golden, mine, pair.fit, logits, blanks, scores, places, factors, product, steps)
 
     def _number(self, job: Job) -> int:
         """Return the number of a job; equal pairs share it."""

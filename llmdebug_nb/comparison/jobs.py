@@ -54,6 +54,7 @@ class Job:
     places: tuple[Record, Record] | None = None
     factors: tuple[Factor, ...] = ()
     product: Product | None = None
+    may_be_steps: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -75,6 +76,7 @@ class Job:
             others,
             rounded,
             self.product and self.product.key,
+            self.may_be_steps,
         )
 
 
@@ -170,6 +172,8 @@ def _compared(job: Job, g: torch.Tensor, m: torch.Tensor, custom: Custom) -> Out
         elif steps is not None:
             of_grain, remark = quantisation_steps.compare(g, m, steps)
     floating = g.is_floating_point() and m.is_floating_point() and g.shape == m.shape
+    if job.may_be_steps and floating and not of_grain:
+        of_grain, remark = clipping.on_a_grid(g, m)
     if floating and may_hide(job.golden.summary) and may_hide(job.mine.summary):
         g, m = without_masked(g, m)
     of_user = custom.measure(g, m, job.golden.site)

@@ -91,7 +91,10 @@ class Product:
 
 
 class Products:
-    """The outputs that may be products of an input and a weight that one side quantises."""
+    """The outputs that may be products of an input and a weight that one side quantises.
+
+    ``any``: one side quantises a weight at all.
+    """
 
     def __init__(self, pairs: Iterable[Pair]) -> None:
         self._of: dict[Hashable, Product] = {}  # by the payloads of an output
@@ -113,6 +116,7 @@ class Products:
             elif site.role == "output" and site.key in given and module in weights:
                 product = Product(given[site.key], weights[module], tuple(biases[module]))
                 self._of.setdefault(_payloads(pair), product)
+        self.any = bool(weights)
 
     def of(self, pair: Pair) -> Product | None:
         """Return the product that an output is, wherever it is seen; None for other tensors."""
