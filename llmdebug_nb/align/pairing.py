@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from llmdebug_nb.align import exported, tree, unpaired
+from llmdebug_nb.align import exported, folded, tree, unpaired
 from llmdebug_nb.align.batch_layout import Load
 from llmdebug_nb.align.calls import (
     Numbers,
@@ -74,7 +74,7 @@ def pair(
     shown = AtTokens((list(golden), list(mine)), load)
     work = _Pairing(shown, names or Names(), nodes, traced, rounding)
     work.run()
-    return shown.restored(work.in_order())
+    return folded.unfolded(shown.restored(work.in_order()), load)
 
 
 class _Pairing:

@@ -64,7 +64,7 @@ class Product:
                     continue
                 made, *rounded = (
                     _product(x, weight[1], bias and bias[1], turned, mine)
-                    for x in (given[1], *self._rounded(given[1]))
+                    for x in (given[1], *self._rounded(load))
                 )
                 if made is None:
                     return {}
@@ -73,21 +73,26 @@ class Product:
                 return {ERROR: error, NOISE: max(_apart(made, each) for each in found)}
         return {}
 
-    def _rounded(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Return an input rounded to 8 bits by one scale, and by one for each token.
+    def _rounded(self, load: tuple[Load, Load]) -> list[torch.Tensor]:
+        """Return mine's input rounded to 8 bits by one scale, and by one for each token.
 
         To floats of 8 bits, if the weight has such.
         """
+        assert self.given.golden is not None
+        assert self.given.mine is not None
+        golden, x = load[0](self.given.golden), load[1](self.given.mine).float()
         names = {
             record.summary.dtype for record in (self.weight.golden, self.weight.mine) if record
         }
         tiny = DTYPES.get(next(iter(names & set(FLOATS)), ""))
         most = constants.BYTE_STEPS if tiny is None else torch.finfo(tiny).max
-        sizes = x.abs().max(), x.abs().amax(-1, keepdim=True)
-        scales = [torch.where(size > 0, size / most, 1.0) for size in sizes]
-        if tiny is None:
-            return [(x / scale).round() * scale for scale in scales]
-        return [(x / scale).to(tiny).float() * scale for scale in scales]
+        found = []
+        for size in (x.abs().max(), x.abs().amax(-1, keepdim=True)):
+            scale = torch.where(size > 0, size / most, 1.0)
+            steps = (x / scale).round() if tiny is None else (x / scale).to(tiny).float()
+            fit = self.given.fit
+            found.append(steps * scale if fit is None else fit(golden, steps * scale)[1].float())
+        return found
 
 
 class Products:

@@ -32,7 +32,8 @@ from llmdebug_nb.comparison.untouched import Untouched
 from llmdebug_nb.comparison.used_outputs import Uses
 from llmdebug_nb.comparison.weight_noise import TURNED, turned_by
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.records import CallKey
+from llmdebug_nb.core.paths import is_operator, module_of
+from llmdebug_nb.core.records import Site
 
 UNMATCHED: Final = "unmatched"
 
@@ -95,7 +96,8 @@ class Judge:
         self._limits, self._calibration = grounds.limits, grounds.calibration
         self._comparison, self._uses = grounds.comparison, grounds.uses
         self._outputs: dict[int, Level] = {}  # golden's outputs by id -> noise that they pass on
-        self._given: dict[CallKey, Level] = {}  # of each call: the noise of its inputs
+        # of the last call of a module in a pass: its number, and the noise of its inputs
+        self._given: dict[tuple[object, ...], tuple[int, Level]] = {}
         # rank and generation whose logits came to prefer another token, within noise
         self._flips: set[tuple[int, int]] = set()
         self._follows: set[object] = set()  # contents of pairs that only a passed-on limit excuses
@@ -147,8 +149,10 @@ class Judge:
                 # only their order says that they are partners
                 self._noise.add_unpaired(site, eps, shape)
             self._noise.record(site, level, eps, record.summary)
-            if site.role == "input":
-                self._given.setdefault(site.key, Level()).add(level)
+            if site.role == "input" and not is_operator(site.path):
+                call, given = self._given.get(_module(site), (site.call, Level()))
+                self._given[_module(site)] = site.call, given if call == site.call else Level()
+                self._given[_module(site)][1].add(level)
             if m.pair.golden is not None and site.role == "output":
                 self._outputs[m.pair.golden.id] = level
         if site.role == "grad" and row.verdict == "within_noise" and not row.follows:
@@ -240,7 +244,7 @@ class Judge:
         product, most = of_product(m, explained)
         if product <= most:  # what its weight and input are off by makes all the rest
             limit, usual = max(limit, m.error), max(usual, m.error)
-            given = self._given.get(m.pair.either.site.key, explained.level)
+            _, given = self._given.get(_module(m.pair.either.site), (None, explained.level))
             noise = noise if given.cap else limit
         error = m.error if any_noise else min(m.error, usual)
         capped = Level(cap=error if m.error <= limit else usual, scale_cap=scale_limit)
@@ -374,6 +378,11 @@ class Judge:
             most = max(1.0, constants.NEAR_TIES * record.summary.numel)
             near = (m.metrics.get("mismatched") or math.inf) <= most
         return behind if level.noise and near else None
+
+
+def _module(site: Site) -> tuple[object, ...]:
+    """Return what tells the module around an operator, or a module itself, in a pass."""
+    return *site.key[:4], module_of(site.path)
 
 
 def _in_other_orders(m: Measured) -> Iterator[tuple[Measured, Rule]]:
