@@ -27,7 +27,7 @@ from llmdebug_nb.comparison import (
 from llmdebug_nb.comparison.coverage import coverage, why_incomparable
 from llmdebug_nb.comparison.differences import EXPECTED, Coverage, Difference, Reach, Verdict
 from llmdebug_nb.comparison.rules import Rule
-from llmdebug_nb.comparison.unseen_weights import Weight
+from llmdebug_nb.comparison.unseen_weights import Unseen, Weight
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import CorruptDumpError, OptionError, ProofError, nearest
 from llmdebug_nb.core.printable import printable
@@ -161,16 +161,12 @@ class Report(Tabular):
             [(row.type, row.value or "") for row in run.index.scalars(role="weight")]
             for run in (self.golden, self.mine)
         )
-        return why_incomparable(self._judging.plain, *weights) or self._unknown
+        return why_incomparable(self._judging.plain, *weights) or (
+            self._unseen_weights.says if self._unseen_weights.decides else ""
+        )
 
     @functools.cached_property
-    def _unknown(self) -> str:
-        """Why nothing tells a bug from rounding to the steps of weights; "" if something does."""
-        may_be = unseen_weights.may_be_rounding(self._judging.plain)
-        return self._unseen_weights if may_be else ""
-
-    @functools.cached_property
-    def _unseen_weights(self) -> str:
+    def _unseen_weights(self) -> Unseen:
         """What is not known of quantised weights from which on the runs differ."""
         weights = (
             [
@@ -180,7 +176,7 @@ class Report(Tabular):
             ]
             for run in (self.golden, self.mine)
         )
-        return unseen_weights.why(self._judging.plain, *weights)
+        return unseen_weights.found(self._judging.plain, *weights)
 
     @property
     def verdict(self) -> Verdict:
@@ -329,7 +325,7 @@ class Report(Tabular):
         """Return what differs first, where the error is made, what to do next, and the coverage."""
         names = labels(self.golden, self.mine)
         if self.incomparable:
-            advice = unseen_weights.ADVICE if self._unknown else ""
+            advice = unseen_weights.ADVICE if self._unseen_weights.decides else ""
             return printable(unanswered(names, self.incomparable, advice))
         text = sentences(names, self.verdict, list(self.differences), self.findings)
         parts = [text, str(self.coverage), *self._quantised()]
@@ -337,12 +333,10 @@ class Report(Tabular):
 
     def _quantised(self) -> list[str]:
         """Return a sentence each on quantised weights and activations, if there are any."""
-        of = (quantisation_steps, clipping)
-        unseen = self._unseen_weights and f"{self._unseen_weights}. {unseen_weights.ADVICE}."
-        return [
-            *filter(None, (each.says(self.differences) for each in of)),
-            *filter(None, [unseen]),
-        ]
+        says = [each.says(self.differences) for each in (quantisation_steps, clipping)]
+        if self._unseen_weights.says:
+            says.append(f"{self._unseen_weights.says}. {unseen_weights.ADVICE}.")
+        return list(filter(None, says))
 
     def _logits_error(self) -> float:
         """Return the largest error of logits; 0 if there are none."""
@@ -383,7 +377,7 @@ class Report(Tabular):
         hidden = self.verdict == "diverged" and not self._counts["diverged"]
         lines = [verdicts_text(self.differences, hidden), f"Coverage: {self.coverage}"]
         if self.incomparable:
-            if self._unknown:
+            if self._unseen_weights.decides:
                 return [f"{self.incomparable}. {unseen_weights.ADVICE}.", *lines]
             return [f"Too little answers to each other: {self.incomparable}", *lines]
         lines += self._quantised()

@@ -8,6 +8,7 @@ that differ: who quantises also moves factors from one weight into the next.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -31,36 +32,35 @@ class Weight(NamedTuple):
     value: str
 
 
-def why(differences: Sequence[Difference], golden: Iterable[Weight], mine: Iterable[Weight]) -> str:
-    """Return what is not known of the weights from which on the runs differ; "" for nothing."""
-    first = _first(differences)
-    golden, mine = list(golden), list(mine)
+class Unseen(NamedTuple):
+    """``says``: what is not known. ``decides``: without it nothing can be blamed."""
+
+    says: str = ""
+    decides: bool = False
+
+
+def found(
+    differences: Sequence[Difference], golden: Sequence[Weight], mine: Sequence[Weight]
+) -> Unseen:
+    """Return what is not known of the weights from which on the runs differ."""
+    first = next((d for d in differences if d.verdict == "diverged"), None)
     sides = {"golden": _quantised(golden), "mine": _quantised(mine)}
     if first is None or all(sides.values()):
-        return ""
+        return Unseen()
     seen = {_module(d, side) for side in sides for d in differences if _is_seen(d)}
+    changed = _changed(golden, mine) - seen
     for side, modules in sides.items():
         unseen = {path: dtype for path, dtype in modules.items() if path not in seen}
-        paths = {*unseen, *_changed(golden, mine)} - seen
-        begins = next((d.index for d in differences if _is_of(d, side, paths)), first.index + 1)
-        if unseen and begins <= first.index:
+        of_any = (d.index for d in differences if _is_of(d, side, {*unseen, *changed}))
+        if unseen and next(of_any, math.inf) <= first.index:
             path = next(iter(unseen))
-            return (
-                f"{len(unseen):,} modules of {side} have quantised weights ({path} {unseen[path]}),"
-                " and their values were not recorded: without them, nothing tells rounding to their"
-                " steps from a bug"
+            says = (
+                f"{len(unseen):,} modules of {side} have quantised weights ({path} {unseen[path]})"
+                " whose values were not recorded: rounding to their steps can't be told from a bug"
             )
-    return ""
-
-
-def may_be_rounding(differences: Sequence[Difference]) -> bool:
-    """Tell whether the first difference is small enough for rounding of quantised weights."""
-    first = _first(differences)
-    return first is not None and (first.error or 0.0) < constants.PERTURBED
-
-
-def _first(differences: Sequence[Difference]) -> Difference | None:
-    return next((d for d in differences if d.verdict == "diverged"), None)
+            is_small = (first.error or 0.0) < constants.PERTURBED
+            return Unseen(says, is_small or _is_of(first, side, changed))
+    return Unseen()
 
 
 def _quantised(weights: Iterable[Weight]) -> dict[str, str]:
