@@ -145,20 +145,40 @@ class Reading:
 
 
 def fits(
-    stored: torch.Tensor, weight: Summary, beside: Sequence[tuple[str, torch.Tensor]], side: int
+    stored: torch.Tensor,
+    floats: torch.Tensor,
+    beside: Sequence[tuple[str, torch.Tensor]],
+    side: int,
 ) -> Iterator[Fit]:
     """Yield the layouts of a stored weight against the float one, the plain ones first.
 
     ``beside``: the other weights of its module, with their names, those first that are called most
-    alike. ``side``: golden's weight is quantised (0) or mine's (1).
+    alike. ``side``: golden's weight is quantised (0) or mine's (1). ``floats``: the float one.
     """
+    if stored.dim() == floats.dim() == 1 and not stored.is_floating_point():
+        beside = [*beside, *_with_input_scales(stored, floats, beside)]
     zeros = [x for name, x in beside if not is_scale(name) and _is_beside(name)]
     for scale in [x for name, x in beside if is_scale(name) and x.is_floating_point()]:
         own = [zero for zero in zeros if _goes_with(zero, scale)]
-        for reading in _readings(stored, tuple(weight.shape), scale, own, beside):
+        for reading in _readings(stored, tuple(floats.shape), scale, own, beside):
             move = (functools.partial(_floats, reading),)
             grain = functools.partial(_grain, reading, side)
             yield Fit(reading.says, () if side else move, move if side else (), grain=grain)
+
+
+def _with_input_scales(
+    stored: torch.Tensor, floats: torch.Tensor, beside: Sequence[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the scales of a bias: those of the weight times the input's, which is not known here.
+
+    By least squares: it is one number.
+    """
+    for name, scale in beside:
+        if is_scale(name) and scale.is_floating_point() and scale.numel() in (1, stored.numel()):
+            steps = stored.double() * scale.double().reshape(-1)
+            square = float((steps * steps).sum())
+            if square:
+                yield name, scale.double().reshape(-1) * float((floats * steps).sum()) / square
 
 
 def _readings(

@@ -82,16 +82,7 @@ class Roundings:
             return Fit(UNSEEN)
         stored, floats = _matrix(q), _matrix(x)
         steps = _recorded(stored, floats, beside) or _fitted(stored, floats)
-        if steps is None:
-            return None
-        move = (functools.partial(_moved, steps, x.shape),)
-        return Fit(
-            f"dequantised: {steps.says}",
-            () if side else move,
-            move if side else (),
-            grain=functools.partial(_grain, steps, x.shape),
-            integers=side,
-        )
+        return None if steps is None else _fit(steps, x.shape, side, side)
 
     def _given(self, record: Record, side: int) -> list[Record]:
         """Return the inputs of the call that made a tensor, as large as its rows or columns."""
@@ -122,6 +113,25 @@ class Roundings:
                 if r.site.role == "output" and r.summary.dtype in DTYPES:
                     own.setdefault(_bytes(r), r)
         return makers
+
+
+def by_least_squares(stored: torch.Tensor, floats: torch.Tensor, side: int) -> Fit | None:
+    """Return the fit of a weight of golden (0) or mine (1) whose scale was not recorded."""
+    if stored.shape != floats.shape:
+        return None
+    steps = _fitted(_matrix(stored.double()), _matrix(floats.double()))
+    return None if steps is None else _fit(steps, floats.shape, side, None)
+
+
+def _fit(steps: Steps, shape: torch.Size, side: int, integers: int | None) -> Fit:
+    move = (functools.partial(_moved, steps, shape),)
+    return Fit(
+        f"dequantised: {steps.says}",
+        () if side else move,
+        move if side else (),
+        grain=functools.partial(_grain, steps, shape),
+        integers=integers,
+    )
 
 
 def _bytes(record: Record) -> object:

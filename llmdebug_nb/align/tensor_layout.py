@@ -358,10 +358,10 @@ class LayoutFinder:
         ``side``: golden's weight is quantised (0) or mine's (1).
         """
         stored, other = ((golden, mine), (mine, golden))[side]
-        read = self._tensors.of(stored, side)
-        if read is None or other.payload is None:
+        read, floats = self._tensors.of(stored, side), self._tensors.of(other, 1 - side)
+        if read is None or floats is None:
             return None
-        fits = quantised.fits(read.read, other.summary, self._beside(stored, side), side)
+        fits = quantised.fits(read.read, floats.real, self._beside(stored, side), side)
         kind = stored.op, stored.summary.dtype, other.summary.dtype
         likely = self._read_as.get(kind, "")
         best, least = None, math.inf
@@ -373,7 +373,7 @@ class LayoutFinder:
             if values.error <= self._half_a_step(golden, mine, fit):
                 self._read_as[kind] = fit.says
                 break
-        return best
+        return best or rounded.by_least_squares(read.read, floats.real, side)
 
     def _half_a_step(self, golden: Record, mine: Record, fit: Fit) -> float:
         """Return the relative L2 error that half a step in every element of a weight makes."""
