@@ -26,7 +26,6 @@ from llmdebug_nb.core.layers import layer_of
 from llmdebug_nb.core.paths import any_layer, is_operator, module_of
 
 _SAYS = "its channels have factors that one weight gives and the next one takes back"
-_ROUNDS = 3  # rows and columns in turn: each takes most of what the other left
 
 
 @dataclass(slots=True)
@@ -144,7 +143,7 @@ class _Folds:
             return False
         golden, mine = both
         columns = torch.ones(len(factors), dtype=torch.float64)
-        for _ in range(_ROUNDS):
+        for _ in range(constants.FACTOR_ROUNDS):
             rows = _rows(golden, mine * columns)
             columns = _rows(golden.t(), (mine * rows[:, None]).t())
         return bool((columns > 0).all() and (factors > 0).all()) and _follow(columns, factors)

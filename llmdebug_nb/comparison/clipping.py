@@ -17,7 +17,6 @@ from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.kernels.relative import ratio
 
-_WHOLE = 256  # integers that 8 bits hold
 _FINE = (torch.float32, torch.float64)  # dtypes that tell multiples up to that from other numbers
 
 
@@ -63,19 +62,21 @@ def on_a_grid(golden: torch.Tensor, mine: torch.Tensor) -> tuple[Metrics, str]:
 def _step(x: torch.Tensor) -> float:
     """Return the number of which all values are whole multiples that 8 bits hold; 0 for none."""
     if (
-        torch.unique(x.flatten()[: constants.LAYOUT_SAMPLE]).numel() > _WHOLE
+        torch.unique(x.flatten()[: constants.LAYOUT_SAMPLE]).numel() > constants.BYTE_INTEGERS
         or x.dtype not in _FINE
     ):
         return 0.0
     values = torch.unique(x).double()
-    if not constants.FEWEST_ELEMENTS <= len(values) <= _WHOLE or not bool(values.isfinite().all()):
+    if not constants.FEWEST_ELEMENTS <= len(values) <= constants.BYTE_INTEGERS or not bool(
+        values.isfinite().all()
+    ):
         return 0.0
     for parts in (1, 2, 3):  # no two values may be neighbours
         step = float(values.diff().min()) / parts
         places = values / step
-        rounding = _WHOLE * torch.finfo(x.dtype).eps * parts
+        rounding = constants.BYTE_INTEGERS * torch.finfo(x.dtype).eps * parts
         if float((places - places.round()).abs().max()) <= rounding:
-            return step if float(places.abs().max()) <= _WHOLE else 0.0
+            return step if float(places.abs().max()) <= constants.BYTE_INTEGERS else 0.0
     return 0.0
 
 

@@ -187,6 +187,10 @@ CHANNEL_GRAINS = 0.5
 # as the program does. One element of a thousand, in the middle of two steps, may go to the other.
 # Rounding to float16 makes a fiftieth. By other scales than the program's, a fifth or more is left.
 EXACT_PRODUCT = 0.05
+# Integers that 8 bits hold. A float32 that is a multiple of up to that is told from other numbers.
+BYTE_INTEGERS = 256
+# Times that factors of rows and columns are fitted in turn: each takes most of what the other left.
+FACTOR_ROUNDS = 3
 # Error from which on an expected difference explains nothing behind it: half of what zeros have.
 # Gate and up swapped, another token's values or a wrong axis make 0.7 to 1.5.
 PERTURBED = 0.5
