@@ -233,7 +233,7 @@ def _moved(pair: Pair, moves: Sequence[Move]) -> Pair:
     fit = pair.fit or Fit("")
     grain = fit.grain and functools.partial(_grain, fit.grain, moves)
     says = "; ".join(filter(None, (fit.says, _SAYS)))
-    fit = replace(fit, says=says, mine=(*fit.mine, *moves), grain=grain, whole=False)
+    fit = replace(fit, says=says, mine=(*fit.mine, *moves), grain=grain, whole=False, computes=True)
     return replace(pair, fit=fit)
 
 

@@ -12,12 +12,11 @@ from collections.abc import Iterable
 
 import torch
 
+from llmdebug_nb.comparison import grids
 from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.kernels.relative import ratio
-
-_FINE = (torch.float32, torch.float64)  # dtypes that tell multiples up to that from other numbers
 
 
 def compare(
@@ -50,34 +49,13 @@ def on_a_grid(golden: torch.Tensor, mine: torch.Tensor) -> tuple[Metrics, str]:
     Its values are whole multiples of one number, as those of a quantised program are. Nothing if
     this is so of both, or of neither.
     """
-    steps = _step(golden), _step(mine)
+    steps = grids.step(golden), grids.step(mine)
     if (steps[0] > 0) == (steps[1] > 0):
         return {}, ""
     side = int(steps[1] > 0)
     grain = torch.full_like(golden, steps[side], dtype=torch.float64)
     stored = ((golden, mine)[side].double() / steps[side]).round()
     return compare(golden, mine, grain, stored, side)
-
-
-def _step(x: torch.Tensor) -> float:
-    """Return the number of which all values are whole multiples that 8 bits hold; 0 for none."""
-    if (
-        torch.unique(x.flatten()[: constants.LAYOUT_SAMPLE]).numel() > constants.BYTE_INTEGERS
-        or x.dtype not in _FINE
-    ):
-        return 0.0
-    values = torch.unique(x).double()
-    if not constants.FEWEST_ELEMENTS <= len(values) <= constants.BYTE_INTEGERS or not bool(
-        values.isfinite().all()
-    ):
-        return 0.0
-    for parts in (1, 2, 3):  # no two values may be neighbours
-        step = float(values.diff().min()) / parts
-        places = values / step
-        rounding = constants.BYTE_INTEGERS * torch.finfo(x.dtype).eps * parts
-        if float((places - places.round()).abs().max()) <= rounding:
-            return step if float(places.abs().max()) <= constants.BYTE_INTEGERS else 0.0
-    return 0.0
 
 
 def says(differences: Iterable[Difference]) -> str:

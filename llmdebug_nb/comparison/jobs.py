@@ -14,7 +14,14 @@ from typing import Protocol, TypeVar
 import torch
 
 from llmdebug_nb.align.fit import Fit
-from llmdebug_nb.comparison import choices, clipping, metrics, quantisation_steps, sorted_tokens
+from llmdebug_nb.comparison import (
+    choices,
+    clipping,
+    grids,
+    metrics,
+    quantisation_steps,
+    sorted_tokens,
+)
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.input_rounding import Factor
 from llmdebug_nb.comparison.measured import OfTokens
@@ -174,12 +181,15 @@ def _compared(job: Job, g: torch.Tensor, m: torch.Tensor, custom: Custom) -> Out
     floating = g.is_floating_point() and m.is_floating_point() and g.shape == m.shape
     if job.may_be_steps and floating and not of_grain:
         of_grain, remark = clipping.on_a_grid(g, m)
+    is_weight = job.golden.site.role == "weight"
+    if is_weight and floating and not of_grain and (steps := grids.grain(g, m)) is not None:
+        of_grain, remark = quantisation_steps.compare(g, m, steps)
     if floating and may_hide(job.golden.summary) and may_hide(job.mine.summary):
         g, m = without_masked(g, m)
     of_user = custom.measure(g, m, job.golden.site)
     if floating and job.golden.site.role == "grad":
         of_user = {TURNED: shown(*turned(g, m)), **of_user}
-    if floating and job.golden.site.role == "weight" and not of_grain:
+    if floating and is_weight and not of_grain:
         of_user = metrics.of_weight(g, m) | of_user
     found = metrics.compare(g, m, job.logits) | of_grain | of_user
     at_tokens = None

@@ -190,7 +190,9 @@ class NoisePropagation:
         """
         length = max(shape, default=1)
         if site.role == "weight":
-            return self._explained(Level(), eps, 1, 1.0)
+            # with factors, it was multiplied, and its factors were, in both programs
+            floors = 2 * constants.GLUE_FLOORS if replaced else 1.0
+            return self._explained(Level(), eps, 1, floors)
         if site.role == "input":
             found = self._enclosing(site)
             if found is None:  # from outside the model: made from what ran before, if at all

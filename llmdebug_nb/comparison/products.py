@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import torch
 
 from llmdebug_nb.align.pairs import Pair
-from llmdebug_nb.align.quantised import FLOATS
+from llmdebug_nb.align.quantised import FLOATS, is_scale
 from llmdebug_nb.comparison import metrics
 from llmdebug_nb.comparison.measured import Measured, error_of
 from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.comparison.noise import floor
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.dtypes import DTYPE_NAMES, DTYPES, SINGLE, epsilon
+from llmdebug_nb.core.dtypes import DTYPE_NAMES, DTYPES, SINGLE, epsilon, is_floating
 from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import CallKey, Record
 
@@ -35,11 +35,15 @@ Both = tuple[torch.Tensor, torch.Tensor]  # golden's and mine's
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The pairs of the factors of an output: input and weight, and the biases that it may have."""
+    """The pairs of the factors of an output: input and weight, and the biases that it may have.
+
+    ``scales``: of mine's module, each of one number: one may be that of its input.
+    """
 
     given: Pair
     weight: Pair
     biases: tuple[Pair, ...]
+    scales: tuple[Record, ...]
 
     @property
     def key(self) -> Hashable:
@@ -47,7 +51,7 @@ class Product:
         return tuple(
             (p.golden and p.golden.payload, p.mine and p.mine.payload, p.fit and p.fit.key)
             for p in (self.given, self.weight, *self.biases)
-        )
+        ) + tuple(scale.payload for scale in self.scales)
 
     def figures(self, golden: torch.Tensor, mine: torch.Tensor, load: tuple[Load, Load]) -> Metrics:
         """Return the figures of an output, both of one shape; none if golden's is no product.
@@ -74,7 +78,7 @@ class Product:
         return {}
 
     def _rounded(self, load: tuple[Load, Load]) -> list[torch.Tensor]:
-        """Return mine's input rounded to 8 bits by one scale, and by one for each token.
+        """Return mine's input rounded to 8 bits by one scale, by one for each token, and as stated.
 
         To floats of 8 bits, if the weight has such.
         """
@@ -87,8 +91,9 @@ class Product:
         tiny = DTYPES.get(next(iter(names & set(FLOATS)), ""))
         most = constants.BYTE_STEPS if tiny is None else torch.finfo(tiny).max
         found = []
-        for size in (x.abs().max(), x.abs().amax(-1, keepdim=True)):
-            scale = torch.where(size > 0, size / most, 1.0)
+        sizes = x.abs().max(), x.abs().amax(-1, keepdim=True)
+        scales = [size / most for size in sizes] + [load[1](each).float() for each in self.scales]
+        for scale in (torch.where(each > 0, each, 1.0) for each in scales):
             steps = (x / scale).round() if tiny is None else (x / scale).to(tiny).float()
             fit = self.given.fit
             found.append(steps * scale if fit is None else fit(golden, steps * scale)[1].float())
@@ -106,7 +111,10 @@ class Products:
         weights: dict[_Module, Pair] = {}
         biases: dict[_Module, list[Pair]] = defaultdict(list)
         given: dict[CallKey, Pair] = {}
+        scales: dict[_Module, list[Record]] = defaultdict(list)  # of mine
         for pair in pairs:
+            if pair.mine is not None and _is_number(pair.mine):
+                scales[pair.mine.site.rank, pair.mine.site.path].append(pair.mine)
             site = pair.either.site
             module = site.rank, site.path
             if not _has_values(pair) or is_operator(site.path):
@@ -119,7 +127,9 @@ class Products:
             if site.role == "input":
                 given.setdefault(site.key, pair)
             elif site.role == "output" and site.key in given and module in weights:
-                product = Product(given[site.key], weights[module], tuple(biases[module]))
+                mine = weights[module].mine
+                stated = tuple(scales[mine.site.rank, mine.site.path]) if mine is not None else ()
+                product = Product(given[site.key], weights[module], tuple(biases[module]), stated)
                 self._of.setdefault(_payloads(pair), product)
         self.any = bool(weights)
 
@@ -145,6 +155,13 @@ def settle(rows: Iterable[Measured]) -> None:
 
 def _figure(row: Measured, name: str) -> float:
     return float((row.metrics or {}).get(name) or 0.0)
+
+
+def _is_number(record: Record) -> bool:
+    """Tell whether a weight is a scale of one number, whose value is known."""
+    summary, site = record.summary, record.site
+    known = record.payload is not None and summary.numel == 1 and is_floating(summary.dtype)
+    return site.role == "weight" and known and is_scale(site.slot)
 
 
 def _has_values(pair: Pair) -> bool:

@@ -65,6 +65,9 @@ def unseen(m: Measured, eps: float, before: Level) -> float:
 
 
 def is_replaced(pair: Pair) -> bool:
+    """Tell whether the two runs compute a tensor otherwise. A weight is stored, not computed."""
+    if pair.either.site.role == "weight":
+        return pair.fit is not None and pair.fit.computes
     return pair.golden is not None and pair.mine is not None and pair.golden.op != pair.mine.op
 
 
