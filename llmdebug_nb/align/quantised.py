@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from llmdebug_nb.align.fit import Fit
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES as ALL_DTYPES
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.records import Record, Summary
@@ -24,8 +25,6 @@ FLOATS = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 DTYPES = (*INTEGERS, *FLOATS)
 SCALES, ZEROS = ("scale",), ("zero", "offset", "zp")  # parts of the usual names
 Order = tuple[int, ...]  # the element that each place in a packed integer holds, the lowest first
-# AWQ's packing of eight: J. Lin et al., AWQ, 2023; `order_map` in its `qmodule.py`
-_INTERLEAVED: Order = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def stands_for(stored: Record, weight: Record) -> bool:
@@ -251,7 +250,8 @@ def _goes_with(zero: torch.Tensor, scale: torch.Tensor) -> bool:
 def _orders(count: int) -> list[Order]:
     plain = tuple(range(count))
     found = [plain, plain[::-1]] if count > 1 else [plain]
-    return [*found, _INTERLEAVED] if count == len(_INTERLEAVED) else found
+    interleaved = constants.INTERLEAVED
+    return [*found, interleaved] if count == len(interleaved) else found
 
 
 def _floats(reading: Reading, stored: torch.Tensor) -> torch.Tensor:

@@ -187,6 +187,9 @@ CHANNEL_GRAINS = 0.5
 # as the program does. One element of a thousand, in the middle of two steps, may go to the other.
 # Rounding to float16 makes a fiftieth. By other scales than the program's, a fifth or more is left.
 EXACT_PRODUCT = 0.05
+# The element that each 4 bits of an integer hold, the lowest first, as AWQ packs: its `order_map`.
+# J. Lin et al.: AWQ. 2023.
+INTERLEAVED = (0, 2, 4, 6, 1, 3, 5, 7)
 # Integers that 8 bits hold. A float32 that is a multiple of up to that is told from other numbers.
 BYTE_INTEGERS = 256
 # Times that factors of rows and columns are fitted in turn: each takes most of what the other left.
