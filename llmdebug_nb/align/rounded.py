@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from llmdebug_nb.align.fit import Fit
+from llmdebug_nb.align.fit import Fit, Move, permuted
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
@@ -117,14 +117,19 @@ class Roundings:
 
 def by_least_squares(stored: torch.Tensor, floats: torch.Tensor, side: int) -> Fit | None:
     """Return the fit of a weight of golden (0) or mine (1) whose scale was not recorded."""
-    if stored.shape != floats.shape:
-        return None
-    steps = _fitted(_matrix(stored.double()), _matrix(floats.double()))
-    return None if steps is None else _fit(steps, floats.shape, side, None)
+    x = _matrix(floats.double())
+    for turn in ((), (permuted((1, 0)),)) if stored.dim() == 2 else ((),):
+        q = turn[0](stored) if turn else stored
+        steps = _fitted(_matrix(q.double()), x) if q.shape == floats.shape else None
+        if steps is not None:
+            return _fit(steps, floats.shape, side, None, turn)
+    return None
 
 
-def _fit(steps: Steps, shape: torch.Size, side: int, integers: int | None) -> Fit:
-    move = (functools.partial(_moved, steps, shape),)
+def _fit(
+    steps: Steps, shape: torch.Size, side: int, integers: int | None, turn: tuple[Move, ...] = ()
+) -> Fit:
+    move: tuple[Move, ...] = (*turn, functools.partial(_moved, steps, shape))
     return Fit(
         f"dequantised: {steps.says}",
         () if side else move,

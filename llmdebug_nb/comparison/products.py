@@ -24,7 +24,7 @@ from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.comparison.noise import floor
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPE_NAMES, DTYPES, SINGLE, epsilon, is_floating
-from llmdebug_nb.core.paths import is_operator
+from llmdebug_nb.core.paths import any_layer, is_operator
 from llmdebug_nb.core.records import CallKey, Record
 
 ERROR, NOISE = "product_error", "product_noise"  # figures of a row
@@ -73,8 +73,11 @@ class Product:
                 if made is None:
                     return {}
                 found = [made, *(each for each in rounded if each is not None)]
-                error = min(_apart(each, mine) for each in found)
-                return {ERROR: error, NOISE: max(_apart(made, each) for each in found)}
+                errors = [_apart(each, mine) for each in found]
+                nearest = found[errors.index(min(errors))]
+                # of what the module states, one may be the scale of its weight
+                usual = (*found[: len(found) - len(self.scales)], nearest)
+                return {ERROR: min(errors), NOISE: max(_apart(made, each) for each in usual)}
         return {}
 
     def _rounded(self, load: tuple[Load, Load]) -> list[torch.Tensor]:
@@ -139,15 +142,15 @@ class Products:
 
 
 def settle(rows: Iterable[Measured]) -> None:
-    """Allow modules of a kind less if what most of them do with their inputs is known exactly."""
-    kinds: dict[str, list[Measured]] = defaultdict(list)
+    """Allow modules of a kind less if what they do with their inputs in most layers is known."""
+    kinds: dict[Hashable, list[Measured]] = defaultdict(list)
     for row in rows:
         if row.metrics and ERROR in row.metrics and row.pair.mine is not None:
-            kinds[row.pair.mine.op].append(row)
+            kinds[row.pair.mine.op, any_layer(row.pair.mine.site.path)].append(row)
     for of_kind in kinds.values():
         errors = [_figure(row, ERROR) for row in of_kind]
         rounded = [_figure(row, NOISE) for row in of_kind]
-        if statistics.median(errors) < constants.EXACT_PRODUCT * statistics.median(rounded):
+        if statistics.median_low(errors) < constants.EXACT_PRODUCT * statistics.median(rounded):
             for row in of_kind:
                 noise = constants.EXACT_PRODUCT * _figure(row, NOISE)
                 row.metrics = {**(row.metrics or {}), NOISE: noise}
