@@ -41,7 +41,7 @@ class Fit:
     ``certainty``: the probability that the layout is right; 1 if the values confirm it. ``grain``:
     of both tensors as they are, makes the distance of the values that each element of a quantised
     weight or activation can have. ``integers``: the side whose activation it is that is quantised,
-    golden's (0) or mine's (1); None for a weight.
+    golden's (0) or mine's (1); None for a weight. ``computes``: it multiplies, and so rounds.
     """
 
     says: str
@@ -52,6 +52,7 @@ class Fit:
     grain: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     shared: bool = False
     integers: int | None = None
+    computes: bool = False
 
     @property
     def key(self) -> Hashable:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from llmdebug_nb.align import exported, tree, unpaired
+from llmdebug_nb.align import exported, folded, tree, unpaired
 from llmdebug_nb.align.batch_layout import Load
 from llmdebug_nb.align.calls import (
     Numbers,
@@ -74,7 +74,7 @@ def pair(
     shown = AtTokens((list(golden), list(mine)), load)
     work = _Pairing(shown, names or Names(), nodes, traced, rounding)
     work.run()
-    return shown.restored(work.in_order())
+    return folded.unfolded(shown.restored(work.in_order()), load)
 
 
 class _Pairing:
@@ -349,10 +349,17 @@ class _Pairing:
         if a is None or b is None:
             return False
         if is_floating(a.summary.dtype) != is_floating(b.summary.dtype):
-            return self._layouts.unrelated(a, b)
+            return self._is_other_number(a, b)
         if a.summary.numel != b.summary.numel:  # it may be called on some of the rows
             return self._is_guess(a, b)
         return a.summary.shape != b.summary.shape and self._layouts.fit(a, b) is None
+
+    def _is_other_number(self, golden: Record, mine: Record) -> bool:
+        """Tell whether one of two tensors holds integers, and they are nowhere near the floats."""
+        if golden.site.role == "weight":
+            return False
+        kinds = {is_floating(record.summary.dtype) for record in (golden, mine)}
+        return len(kinds) > 1 and self._layouts.unrelated(golden, mine)
 
     def _is_guess(self, golden: Record, mine: Record) -> bool:
         """Tell whether nothing says how one tensor lies in the other, nor that batches differ."""
@@ -372,6 +379,8 @@ class _Pairing:
             summand = left.site.role == "output" and (golden.path, mine.path) in self._summands
             if summand or (part and self._is_guess(left, right)):
                 continue
+            if self._any_graph and self._is_other_number(left, right):
+                continue  # a node of integers may stand for more than the module
             if written_anew:
                 self._doubtful.append((left, right, why.and_also(remark)))
             else:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from llmdebug_nb.align.fit import Fit
+from llmdebug_nb.align.fit import Fit, Move, permuted
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
@@ -82,16 +82,7 @@ class Roundings:
             return Fit(UNSEEN)
         stored, floats = _matrix(q), _matrix(x)
         steps = _recorded(stored, floats, beside) or _fitted(stored, floats)
-        if steps is None:
-            return None
-        move = (functools.partial(_moved, steps, x.shape),)
-        return Fit(
-            f"dequantised: {steps.says}",
-            () if side else move,
-            move if side else (),
-            grain=functools.partial(_grain, steps, x.shape),
-            integers=side,
-        )
+        return None if steps is None else _fit(steps, x.shape, side, side)
 
     def _given(self, record: Record, side: int) -> list[Record]:
         """Return the inputs of the call that made a tensor, as large as its rows or columns."""
@@ -122,6 +113,30 @@ class Roundings:
                 if r.site.role == "output" and r.summary.dtype in DTYPES:
                     own.setdefault(_bytes(r), r)
         return makers
+
+
+def by_least_squares(stored: torch.Tensor, floats: torch.Tensor, side: int) -> Fit | None:
+    """Return the fit of a weight of golden (0) or mine (1) whose scale was not recorded."""
+    x = _matrix(floats.double())
+    for turn in ((), (permuted((1, 0)),)) if stored.dim() == 2 else ((),):
+        q = turn[0](stored) if turn else stored
+        steps = _fitted(_matrix(q.double()), x) if q.shape == floats.shape else None
+        if steps is not None:
+            return _fit(steps, floats.shape, side, None, turn)
+    return None
+
+
+def _fit(
+    steps: Steps, shape: torch.Size, side: int, integers: int | None, turn: tuple[Move, ...] = ()
+) -> Fit:
+    move: tuple[Move, ...] = (*turn, functools.partial(_moved, steps, shape))
+    return Fit(
+        f"dequantised: {steps.says}",
+        () if side else move,
+        move if side else (),
+        grain=functools.partial(_grain, steps, shape),
+        integers=integers,
+    )
 
 
 def _bytes(record: Record) -> object:

@@ -8,6 +8,7 @@ the shard of a rank; a weight may be quantised, a mask written otherwise. The sh
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from llmdebug_nb.align.reordered import SAYS, Orders, is_within_heads
 from llmdebug_nb.align.values import Tensors, Values
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import SINGLE, epsilon, is_floating
+from llmdebug_nb.core.kernels.relative import ratio
 from llmdebug_nb.core.paths import any_layer, extra_numbers, is_operator, module_of
 from llmdebug_nb.core.records import Record, Summary, summed
 
@@ -43,6 +45,7 @@ class LayoutFinder:
             for record in records:
                 if record.site.role == "weight":
                     weights.setdefault(record.site.path, []).append(record)
+        self._read_as: dict[Hashable, str] = {}  # how weights of a kind are stored
         self._roundings = rounded.Roundings(sides, load)
         self._orders = Orders()
         self._shown: set[Hashable] = set()  # kinds of outputs that have shown their order
@@ -75,8 +78,9 @@ class LayoutFinder:
             return divided
         if a.shape != b.shape and not (a.numel and b.numel):
             return Fit("one is empty", (_emptied,), (_emptied,))
-        if s.role == "weight" and (a.dtype in quantised.DTYPES) != (b.dtype in quantised.DTYPES):
-            return self._dequantised(golden, mine)
+        stored = [quantised.stands_for(*pair) for pair in ((golden, mine), (mine, golden))]
+        if s.role == "weight" and any(stored):
+            return self._dequantised(golden, mine, stored[1])
         if rounded.stand_for_each_other(a, b):
             return self._roundings.fit(golden, mine)
         by_tokens = self._by_tokens(golden, mine) if s.role in ("input", "output") else None
@@ -334,8 +338,8 @@ class LayoutFinder:
             return None if assumed is None else (0.0, False, assumed)
         g, m = values.tensors
         fit, clear = begun, True
-        if g.shape != m.shape and (begun.grain or not (sure or begun.whole)):
-            return None  # unpacked along its own axis, a quantised weight has the float one's shape
+        if g.shape != m.shape and (not (sure or begun.whole)):
+            return None
         if g.shape != m.shape or not begun.golden + begun.mine:
             found = search(g, m, golden.site.role != "weight", sure)
             if found is None:
@@ -347,26 +351,45 @@ class LayoutFinder:
             return None
         return values.error, clear and values.confirmed, fit
 
-    def _dequantised(self, golden: Record, mine: Record) -> Fit | None:
-        """Return the fit that computes the float weight, with the scale recorded beside mine's."""
-        side = int(mine.summary.dtype in quantised.DTYPES)
-        weight, other = (golden, mine)[side], (golden, mine)[1 - side]
-        scale, zero = (
-            self._beside(weight, side, names) for names in (quantised.SCALES, quantised.ZEROS)
-        )
-        if scale is None or other.payload is None:
-            return None
-        fits = quantised.fits(scale, zero, weight.summary, other.summary.numel, side)
-        return self._best(None, golden, mine, list(fits), sure=True)
+    def _dequantised(self, golden: Record, mine: Record, side: int) -> Fit | None:
+        """Return the fit that computes the float weight, with the scale recorded beside it.
 
-    def _beside(self, weight: Record, side: int, names: Sequence[str]) -> torch.Tensor | None:
-        """Return a weight of the same module whose slot contains one of the names."""
-        others = self._weights[side].get(weight.site.path, ())
-        found = (r for r in others if r is not weight and any(n in r.site.slot for n in names))
-        record = next(found, None)
-        if self._load is None or record is None or record.payload is None:
+        The first reading that is within half its steps, or else one that is clearly the nearest.
+        ``side``: golden's weight is quantised (0) or mine's (1).
+        """
+        stored, other = ((golden, mine), (mine, golden))[side]
+        read, floats = self._tensors.of(stored, side), self._tensors.of(other, 1 - side)
+        if read is None or floats is None:
             return None
-        return self._load[side](record)
+        fits = quantised.fits(read.read, floats.real, self._beside(stored, side), side)
+        kind = stored.op, stored.summary.dtype, other.summary.dtype
+        likely = self._read_as.get(kind, "")
+        best, least = None, math.inf
+        for fit in sorted(fits, key=lambda each: each.says != likely):
+            values = self._values(golden, mine, fit)
+            if values is None or values.error * constants.LAYOUT_TIE >= least:
+                continue
+            best, least = fit, values.error
+            if values.error <= self._half_a_step(golden, mine, fit):
+                self._read_as[kind] = fit.says
+                break
+        return best or rounded.by_least_squares(read.read, floats.real, side)
+
+    def _half_a_step(self, golden: Record, mine: Record, fit: Fit) -> float:
+        """Return the relative L2 error that half a step in every element of a weight makes."""
+        pair = self._tensors.both(golden, mine)
+        if pair is None or fit.grain is None:
+            return 0.0
+        float_weight = pair[0] if fit.mine else pair[1]
+        steps = float(fit.grain(pair[0].read, pair[1].read).norm())
+        return ratio(steps * constants.CHANNEL_GRAINS, float(float_weight.real.norm()))
+
+    def _beside(self, weight: Record, side: int) -> list[tuple[str, torch.Tensor]]:
+        """Return the other weights of a module, with their names, the one most alike first."""
+        others = [r for r in self._weights[side].get(weight.site.path, ()) if r is not weight]
+        others.sort(key=lambda r: -_begin_alike(r.site.slot, weight.site.slot))
+        found = ((r.site.slot, self._tensors.of(r, side)) for r in others)
+        return [(name, tensor.read) for name, tensor in found if tensor is not None]
 
     def _values(self, golden: Record, mine: Record, fit: Fit | None = None) -> Values | None:
         """Return the values of a pair in a layout, or None if there are none. Keeps the last."""
@@ -411,6 +434,12 @@ def _may_be_turned(golden: Record, mine: Record) -> bool:
 
 def _long(shape: Shape) -> Shape:
     return tuple(n for n in shape if n != 1)
+
+
+def _begin_alike(name: str, other: str) -> int:
+    """Return how many letters two names have in common, from the first on."""
+    pairs = zip(name, other, strict=False)
+    return len(list(itertools.takewhile(lambda letters: letters[0] == letters[1], pairs)))
 
 
 def _emptied(x: torch.Tensor) -> torch.Tensor:

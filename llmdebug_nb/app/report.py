@@ -14,10 +14,18 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from llmdebug_nb.app.differences import Differences
 from llmdebug_nb.app.lockstep_outcome import Lockstep
 from llmdebug_nb.causes import causes
-from llmdebug_nb.comparison import clipping, epsilons, other_tokens, padding, quantisation_steps
+from llmdebug_nb.comparison import (
+    clipping,
+    epsilons,
+    other_tokens,
+    padding,
+    quantisation_steps,
+    unseen_weights,
+)
 from llmdebug_nb.comparison.coverage import coverage, why_incomparable
 from llmdebug_nb.comparison.differences import EXPECTED, Coverage, Difference, Reach, Verdict
 from llmdebug_nb.comparison.rules import Rule
+from llmdebug_nb.comparison.unseen_weights import Unseen, Weight
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import CorruptDumpError, OptionError, ProofError, nearest
 from llmdebug_nb.core.printable import printable
@@ -116,7 +124,22 @@ class Report(Tabular):
             [(row.type, row.value or "") for row in run.index.scalars(role="weight")]
             for run in (self.golden, self.mine)
         )
-        return why_incomparable(self._judging.plain, *weights)
+        return why_incomparable(self._judging.plain, *weights) or (
+            self._unseen_weights.says if self._unseen_weights.decides else ""
+        )
+
+    @functools.cached_property
+    def _unseen_weights(self) -> Unseen:
+        """What is not known of quantised weights from which on the runs differ."""
+        weights = (
+            [
+                Weight(row.path, row.slot, row.type, row.value or "")
+                for role in ("weight", "weight_type")
+                for row in run.index.scalars(role=role)
+            ]
+            for run in (self.golden, self.mine)
+        )
+        return unseen_weights.found(self._judging.plain, *weights)
 
     @property
     def verdict(self) -> Verdict:
@@ -265,15 +288,18 @@ class Report(Tabular):
         """Return what differs first, where the error is made, what to do next, and the coverage."""
         names = labels(self.golden, self.mine)
         if self.incomparable:
-            return printable(unanswered(names, self.incomparable))
+            advice = unseen_weights.ADVICE if self._unseen_weights.decides else ""
+            return printable(unanswered(names, self.incomparable, advice))
         text = sentences(names, self.verdict, list(self.differences), self.findings)
         parts = [text, str(self.coverage), *self._quantised()]
         return printable(" ".join(filter(None, parts)))
 
     def _quantised(self) -> list[str]:
         """Return a sentence each on quantised weights and activations, if there are any."""
-        of = (quantisation_steps, clipping)
-        return [says for each in of if (says := each.says(self.differences))]
+        says = [each.says(self.differences) for each in (quantisation_steps, clipping)]
+        if self._unseen_weights.says:
+            says.append(f"{self._unseen_weights.says}. {unseen_weights.ADVICE}.")
+        return list(filter(None, says))
 
     def _logits_error(self) -> float:
         """Return the largest error of logits; 0 if there are none."""
@@ -314,6 +340,8 @@ class Report(Tabular):
         hidden = self.verdict == "diverged" and not self._counts["diverged"]
         lines = [verdicts_text(self.differences, hidden), f"Coverage: {self.coverage}"]
         if self.incomparable:
+            if self._unseen_weights.decides:
+                return [f"{self.incomparable}. {unseen_weights.ADVICE}.", *lines]
             return [f"Too little answers to each other: {self.incomparable}", *lines]
         lines += self._quantised()
         first = self.first_divergence

@@ -223,16 +223,18 @@ class Recorder:
         self._settled.pop(id(tensor), None)
 
     def record_weight(self, call: OpenCall, slot: str, tensor: torch.Tensor) -> None:
-        """Record the fingerprint of a weight, if it is contiguous in the host's memory."""
+        """Record a weight's fingerprint; its type alone if memory does not hold it as it is."""
         tensor, _ = self._placements.local(tensor)
         where = memory(tensor) if on_host(tensor) and not tensor.is_nested else None
+        kind = f"{dtype_name(tensor)} {geometry.shape_text(tensor)}"
         if where is None:
+            with self._lock:
+                self.add_scalars(call, "weight_type", [(slot, kind, None)])
             return
         with self._lock:
             seen = self.devices.eye.look(tensor, False, True) if self._gives_weights else None
         content = None if seen is None else native.Content(*seen.content())
         found = fingerprint(view(tensor, where)) if content is None else content.fingerprint
-        kind = f"{dtype_name(tensor)} {geometry.shape_text(tensor)}"
         self.add_scalars(call, "weight", [(slot, kind, found)])
 
     def record_call(self, call: OpenCall) -> None:

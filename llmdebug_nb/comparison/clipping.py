@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import torch
 
+from llmdebug_nb.comparison import grids
 from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.core import constants
@@ -40,6 +41,21 @@ def compare(
     most = float(apart[places].abs().max())
     which = f"{int(places.sum()):,} integers are {end}, the last of them"
     return figures, f"clipped: {which} up to {most:.0f} steps short of the other run's values"
+
+
+def on_a_grid(golden: torch.Tensor, mine: torch.Tensor) -> tuple[Metrics, str]:
+    """Return the figures of two tensors of floats of which one was made from integers.
+
+    Its values are whole multiples of one number, as those of a quantised program are. Nothing if
+    this is so of both, or of neither.
+    """
+    steps = grids.step(golden), grids.step(mine)
+    if (steps[0] > 0) == (steps[1] > 0):
+        return {}, ""
+    side = int(steps[1] > 0)
+    grain = torch.full_like(golden, steps[side], dtype=torch.float64)
+    stored = ((golden, mine)[side].double() / steps[side]).round()
+    return compare(golden, mine, grain, stored, side)
 
 
 def says(differences: Iterable[Difference]) -> str:

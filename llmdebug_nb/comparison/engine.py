@@ -25,6 +25,7 @@ from llmdebug_nb.comparison.judging import Golden, Judging
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured, error_of
 from llmdebug_nb.comparison.modules import Modules
+from llmdebug_nb.comparison.products import Products, settle
 from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.comparison.threads import in_threads, one_by_one
 from llmdebug_nb.comparison.tolerance import UNMATCHED
@@ -154,7 +155,7 @@ class _Plan:
         # index of each pair with a payload -> number of its job, None if it needs none
         self._open: dict[int, int | None] = {}
         pairs = list(pairs)
-        self._scores = Scores(pairs)
+        self._scores, self._products = Scores(pairs), Products(pairs)
         for golden in [pair.golden for pair in pairs if pair.golden is not None]:
             padding.add(golden)
         self._rows = [self._planned(index, pair) for index, pair in enumerate(pairs)]
@@ -175,6 +176,7 @@ class _Plan:
         for index, job in self._open.items():
             done = None if job is None else outcomes[job]
             self._rows[index] = _finished(self._rows[index], done, rounded)
+        settle(self._rows)
         return self._rows
 
     def _planned(self, index: int, pair: Pair) -> Measured:
@@ -242,8 +244,9 @@ class _Plan:
         assert mine is not None
         logits = golden.kept is None and self._modules.are_logits(golden)
         scores, places = self._scores.of(golden), self._scores.places(pair)
-        factors = self._factors.of(pair)
-        return Job(golden, mine, pair.fit, logits, blanks, scores, places, factors)
+        factors, product = self._factors.of(pair), self._products.of(pair)
+        steps = self._products.any and golden.site.role in ("input", "output")
+        return Job(golden, mine, pair.fit, logits, blanks, scores, places, factors, product, steps)
 
     def _number(self, job: Job) -> int:
         """Return the number of a job; equal pairs share it."""

@@ -14,12 +14,20 @@ from typing import Protocol, TypeVar
 import torch
 
 from llmdebug_nb.align.fit import Fit
-from llmdebug_nb.comparison import choices, clipping, metrics, quantisation_steps, sorted_tokens
+from llmdebug_nb.comparison import (
+    choices,
+    clipping,
+    grids,
+    metrics,
+    quantisation_steps,
+    sorted_tokens,
+)
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.input_rounding import Factor
 from llmdebug_nb.comparison.measured import OfTokens
 from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.comparison.padding import of_tokens
+from llmdebug_nb.comparison.products import Product
 from llmdebug_nb.comparison.rows import RowErrors
 from llmdebug_nb.comparison.weight_noise import TURNED, shown, turned
 from llmdebug_nb.core import constants
@@ -41,7 +49,8 @@ class Job:
     have one. ``logits``: the figures of tokens are wanted, too. ``blanks``: the places of golden's
     batch that hold no token. ``scores``: golden's, of which these may be the best places.
     ``places``: golden's and mine's places of these values, if they are the best of some scores.
-    ``factors``: inputs of the calls that gave them, which these rounded.
+    ``factors``: inputs of the calls that gave them, which these rounded. ``product``: what they may
+    be the product of.
     """
 
     golden: Record
@@ -52,6 +61,8 @@ class Job:
     scores: tuple[Record, ...] = ()
     places: tuple[Record, Record] | None = None
     factors: tuple[Factor, ...] = ()
+    product: Product | None = None
+    may_be_steps: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -72,6 +83,8 @@ class Job:
             self.blanks,
             others,
             rounded,
+            self.product and self.product.key,
+            self.may_be_steps,
         )
 
 
@@ -134,11 +147,18 @@ def measured(job: Job, load_golden: Load, load_mine: Load, custom: Custom | None
     try:
         g, m = load_golden(job.golden), load_mine(job.mine)
         rounded = rounding(g), rounding(m)
-        fitted = m if job.fit is None else job.fit(g, m)[1]
-        gap = _gap(g, fitted, map(load_golden, job.scores), job.blanks)
+        fitted = (g, m) if job.fit is None else job.fit(g, m)
+        gap = _gap(g, fitted[1], map(load_golden, job.scores), job.blanks)
         moved = _input_rounding(job.factors, (load_golden, load_mine))
         found = _compared(job, g, m, custom or Custom())
         found = replace(found, rounded=rounded, gap=gap, input_rounding=moved)
+        if (
+            job.product is not None
+            and found.metrics is not None
+            and fitted[0].shape == fitted[1].shape
+        ):
+            of_product = job.product.figures(*fitted, (load_golden, load_mine))
+            found = replace(found, metrics=found.metrics | of_product)
         if job.places is None:
             return found
         places = load_golden(job.places[0]), load_mine(job.places[1])
@@ -161,12 +181,17 @@ def _compared(job: Job, g: torch.Tensor, m: torch.Tensor, custom: Custom) -> Out
         elif steps is not None:
             of_grain, remark = quantisation_steps.compare(g, m, steps)
     floating = g.is_floating_point() and m.is_floating_point() and g.shape == m.shape
+    if job.may_be_steps and floating and not of_grain:
+        of_grain, remark = clipping.on_a_grid(g, m)
+    is_weight = job.golden.site.role == "weight"
+    if is_weight and floating and not of_grain and (steps := grids.grain(g, m)) is not None:
+        of_grain, remark = quantisation_steps.compare(g, m, steps)
     if floating and may_hide(job.golden.summary) and may_hide(job.mine.summary):
         g, m = without_masked(g, m)
     of_user = custom.measure(g, m, job.golden.site)
     if floating and job.golden.site.role == "grad":
         of_user = {TURNED: shown(*turned(g, m)), **of_user}
-    if floating and job.golden.site.role == "weight" and not of_grain:
+    if floating and is_weight and not of_grain:
         of_user = metrics.of_weight(g, m) | of_user
     found, of_rows = metrics.by_rows(g, m, job.logits)
     found |= of_grain | of_user

@@ -169,6 +169,8 @@ class NoisePropagation:
         self._calls: dict[tuple[int, int], dict[str, _RunningCall]] = defaultdict(dict)
         self._so_far: dict[tuple[int, int], Level] = defaultdict(Level)
         self._weights: dict[tuple[int, str], Level] = defaultdict(Level)
+        # of all modules inside a path: what made an input that was not recorded is not known
+        self._weights_inside: dict[tuple[int, str], Level] = defaultdict(Level)
         self._sees_inputs = False  # those of operators were recorded
         # by epsilon and length: the floors of error and scale error
         self._floors: dict[tuple[float, int], tuple[float, float]] = {}
@@ -188,7 +190,9 @@ class NoisePropagation:
         """
         length = max(shape, default=1)
         if site.role == "weight":
-            return self._explained(Level(), eps, 1, 1.0)
+            # with factors, it was multiplied, and its factors were, in both programs
+            floors = 2 * constants.GLUE_FLOORS if replaced else 1.0
+            return self._explained(Level(), eps, 1, floors)
         if site.role == "input":
             found = self._enclosing(site)
             if found is None:  # from outside the model: made from what ran before, if at all
@@ -206,6 +210,7 @@ class NoisePropagation:
             if found is not None:
                 level.add(found[1].inside)
                 level.add(found[1].before)
+                level.add(self._weights_inside.get((site.rank, found[0]), Level()))
             elif call.rewritten:  # no module around it was recorded
                 level.add(self._so_far[site.rank, site.generation])
             level.add(self._weights.get((site.rank, module), Level()))
@@ -238,6 +243,8 @@ class NoisePropagation:
         """Take in the noise of the tensor that was explained last."""
         if site.role == "weight":
             self._weights[site.rank, site.path].add(level)
+            for path in ancestors(site.path):
+                self._weights_inside[site.rank, path].add(level)
             return
         call = self._call(site)
         if site.role == "input":

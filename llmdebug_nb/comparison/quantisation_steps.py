@@ -31,13 +31,15 @@ def compare(golden: torch.Tensor, mine: torch.Tensor, grain: torch.Tensor) -> tu
     error = (mine.double() - golden.double()).abs()
     # a channel of zeros has no grain: any error is beyond it
     grains = torch.where(error > 0, error / grain, 0.0).square()
+    grains = grains if grains.dim() > 1 else grains.reshape(1, -1)
     share = float(grain.norm()) * constants.CHANNEL_GRAINS / (float(golden.double().norm()) or 1.0)
-    names = ("row", "column") if grains.dim() == 2 else ("row",)
+    names = ("row", "column") if grains.dim() == 2 and len(grains) > 1 else ("row",)
     sides = [grains.movedim(axis, 0).flatten(1).mean(1).sqrt() for axis in range(len(names))]
     name, channels = min(zip(names, sides, strict=True), key=lambda each: _share(each[1]))
     worst = float(channels.max()) if channels.numel() else 0.0
     bad = (~(channels <= constants.CHANNEL_GRAINS)).nonzero().flatten().tolist()
-    off = 0 if bad and _are_reordered(golden.double(), mine.double(), grain.double()) else len(bad)
+    moved = bad and len(channels) > 1 and _are_reordered(golden.double(), mine.double(), grain)
+    off = 0 if moved else len(bad)
     figures: Metrics = {"grain_share": share, "worst_channel": worst, "channels_off": off}
     if not bad:
         return figures, f"quantised: at most {worst:.2g} of its steps off in any channel"

@@ -23,6 +23,7 @@ class Rule(Enum):
     USER_LIMIT = "the user's limit"
     NOISE = ""
     CHANNEL_OFF = "a channel is further off than the steps of its quantisation"
+    PRODUCT_OFF = "it is not the product of mine's own input and weight, as golden's is of golden's"
     CLIPPED = "integers are clipped where golden's are not"
     NEAR_TIE = "the two programs chose differently between nearly equal scores"
     TOO_EVEN = "all elements are off by one factor, which rounding does not cause"

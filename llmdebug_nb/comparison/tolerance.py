@@ -14,7 +14,7 @@ from typing import Final
 
 from llmdebug_nb.align.pairs import Pair
 from llmdebug_nb.align.reasons import Reason
-from llmdebug_nb.comparison import choices
+from llmdebug_nb.comparison import choices, products
 from llmdebug_nb.comparison.calibration import Calibration
 from llmdebug_nb.comparison.differences import MISMATCHES, Comparison, Difference, RowVerdict
 from llmdebug_nb.comparison.epsilons import Epsilons
@@ -30,6 +30,8 @@ from llmdebug_nb.comparison.untouched import Untouched
 from llmdebug_nb.comparison.used_outputs import Uses
 from llmdebug_nb.comparison.weight_noise import TURNED, turned_by
 from llmdebug_nb.core import constants
+from llmdebug_nb.core.paths import is_operator, module_of
+from llmdebug_nb.core.records import Site
 
 UNMATCHED: Final = "unmatched"
 
@@ -37,6 +39,17 @@ UNMATCHED: Final = "unmatched"
 def steps_of(m: Measured) -> float:
     """Return the error that rounding to the steps of a quantised tensor explains, relative L2."""
     return float((m.metrics or {}).get("grain_share") or 0.0)
+
+
+def of_product(m: Measured, explained: Explained) -> tuple[float, float]:
+    """Return by how much an output is no product of its factors, and how much rounding explains.
+
+    See `products.py`. inf if that is not known.
+    """
+    metrics = m.metrics or {}
+    error = metrics.get(products.ERROR)
+    noise = constants.CALIBRATED * float(metrics.get(products.NOISE) or 0.0)
+    return math.inf if error is None else float(error), math.hypot(explained.floor, noise)
 
 
 def unseen(m: Measured, eps: float, before: Level) -> float:
@@ -50,6 +63,9 @@ def unseen(m: Measured, eps: float, before: Level) -> float:
 
 
 def is_replaced(pair: Pair) -> bool:
+    """Tell whether the two runs compute a tensor otherwise. A weight is stored, not computed."""
+    if pair.either.site.role == "weight":
+        return pair.fit is not None and pair.fit.computes
     return pair.golden is not None and pair.mine is not None and pair.golden.op != pair.mine.op
 
 
@@ -81,6 +97,8 @@ class Judge:
         self._limits, self._calibration = grounds.limits, grounds.calibration
         self._comparison, self._uses = grounds.comparison, grounds.uses
         self._outputs: dict[int, Level] = {}  # golden's outputs by id -> noise that they pass on
+        # of the last call of a module in a pass: its number, and the noise of its inputs
+        self._given: dict[tuple[object, ...], tuple[int, Level]] = {}
         # rank and generation whose logits came to prefer another token, within noise
         self._flips: set[tuple[int, int]] = set()
         self._follows: set[object] = set()  # contents of pairs that only a passed-on limit excuses
@@ -116,6 +134,10 @@ class Judge:
                 # only their order says that they are partners
                 self._noise.add_unpaired(site, eps, shape)
             self._noise.record(site, level, eps, record.summary)
+            if site.role == "input" and not is_operator(site.path):
+                call, given = self._given.get(_module(site), (site.call, Level()))
+                self._given[_module(site)] = site.call, given if call == site.call else Level()
+                self._given[_module(site)][1].add(level)
             if m.pair.golden is not None and site.role == "output":
                 self._outputs[m.pair.golden.id] = level
         if site.role == "grad" and row.verdict == "within_noise" and not row.follows:
@@ -204,6 +226,11 @@ class Judge:
         any_noise = expected or inherited
         if inherited:
             limit = min(limit, constants.PERTURBED)
+        product, most = of_product(m, explained)
+        if product <= most:  # what its weight and input are off by makes all the rest
+            limit, usual = max(limit, m.error), max(usual, m.error)
+            _, given = self._given.get(_module(m.pair.either.site), (None, explained.level))
+            noise = noise if given.cap else limit
         error = m.error if any_noise else min(m.error, usual)
         capped = Level(cap=error if m.error <= limit else usual, scale_cap=scale_limit)
         is_noise = m.error <= limit and (any_noise or not explained.level.cap or m.error <= noise)
@@ -227,6 +254,8 @@ class Judge:
             return row(
                 "diverged", channel, constants.CHANNEL_GRAINS, Rule.CHANNEL_OFF, m.remark
             ), capped
+        if math.inf > product > most:
+            return row("diverged", product, most, Rule.PRODUCT_OFF, m.remark), capped
         clipped = float(metrics.get("clipped") or 0.0)
         if clipped > constants.EVEN_ERRORS:
             return row("diverged", clipped, constants.EVEN_ERRORS, Rule.CLIPPED, m.remark), capped
@@ -334,6 +363,11 @@ class Judge:
             most = max(1.0, constants.NEAR_TIES * record.summary.numel)
             near = (m.metrics.get("mismatched") or math.inf) <= most
         return behind if level.noise and near else None
+
+
+def _module(site: Site) -> tuple[object, ...]:
+    """Return what tells the module around an operator, or a module itself, in a pass."""
+    return *site.key[:4], module_of(site.path)
 
 
 def _in_other_orders(m: Measured) -> Iterator[tuple[Measured, Rule]]:

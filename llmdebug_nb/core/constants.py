@@ -183,6 +183,10 @@ COARSER_SHARE = 0.25
 # Grains of a quantised weight, the steps between its integers: root mean square of a channel's
 # error. No element is rounded by more.
 CHANNEL_GRAINS = 0.5
+# Of the error that rounding a factor to 8 bits makes of a product: less is left if that is computed
+# as the program does, but for a few elements in the middle of two steps, or beyond the last one. By
+# other scales than the program's, about half of it is left.
+EXACT_PRODUCT = 0.2
 # Error from which on an expected difference explains nothing behind it: half of what zeros have.
 # Gate and up swapped, another token's values or a wrong axis make 0.7 to 1.5.
 PERTURBED = 0.5
@@ -271,9 +275,13 @@ SLICES = 64
 AXIS_ELEMENTS = 1 << 22
 # Pairs of rows that are compared to find an order: below a second.
 ROW_PAIRS = 1 << 26
-# Bits of a quantised weight that is packed, and weights in one integer of up to 32 bits. Formats
-# that pack other sizes do not pack them in whole integers.
-PACKED_BITS, PACKED_COUNTS = 4, (1, 2, 4, 8)
+# The element that each 4 bits of an integer hold, the lowest first, as AWQ packs: its `order_map`.
+# J. Lin et al.: AWQ. 2023.
+INTERLEAVED = (0, 2, 4, 6, 1, 3, 5, 7)
+# Integers that 8 bits hold. A float32 that is a multiple of up to that is told from other numbers.
+BYTE_INTEGERS = 256
+# Times that factors of rows and columns are fitted in turn: each takes most of what the other left.
+FACTOR_ROUNDS = 3
 
 # === work limits: pairing =======================================================================
 

@@ -80,12 +80,12 @@ def _where(finding: Finding, path: str) -> str:
     return here + bracketed(f"{op}{was}".removeprefix(", "))
 
 
-def unanswered(labels: tuple[str, str], why: str) -> str:
+def unanswered(labels: tuple[str, str], why: str, advice: str = "") -> str:
     """Return the sentences on two runs that do not answer to each other. ``why``: the reason."""
-    return (
-        f"{labels[0]} and {labels[1]} can't be compared: {why}. Record the same model, weights, "
-        "steps and layers in both, or pair their modules with a map."
+    usual = (
+        "Record the same model, weights, steps and layers in both, or pair their modules with a map"
     )
+    return f"{labels[0]} and {labels[1]} can't be compared: {why}. {advice or usual}."
 
 
 def _seen(labels: tuple[str, str], first: Difference | None, ties: bool) -> str:

@@ -160,7 +160,9 @@ def _may_be_noise(explanation: Explanation, made: Sequence[Difference]) -> bool:
     """Tell whether all findings are calls that magnify, and by how much is in question."""
     inherited = all(each.cause == causes.INHERITED for each in explanation.findings)
     return inherited and all(
-        (row.error or 0.0) <= constants.CALIBRATED * (row.limit or 0.0) for row in made
+        (row.error or 0.0) <= constants.CALIBRATED * (row.limit or 0.0)
+        and row.rule is not Rule.PRODUCT_OFF  # its factors are known: they magnify nothing
+        for row in made
     )
 
 

@@ -21,6 +21,7 @@ from functools import cached_property
 
 from llmdebug_nb.comparison.differences import EXPECTED, Difference
 from llmdebug_nb.comparison.input_rounding import INPUT_ROUNDING
+from llmdebug_nb.comparison.rules import Rule
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon, is_floating, is_integer
 from llmdebug_nb.core.identity import identifies_itself
@@ -402,7 +403,8 @@ class Frontier:
         if self._rounds_factors and not row.pair.elsewhere and row.metrics:
             return row.site.role != "input" and (row.error or 0.0) < constants.UNRELATED
         # noise as large as that of a quantised model hides it
-        return bool(row.metrics.get("channels_off")) or row.index in self._hidden
+        is_off = bool(row.metrics.get("channels_off")) or row.rule is Rule.PRODUCT_OFF
+        return is_off or row.index in self._hidden
 
     @cached_property
     def _rounds_factors(self) -> bool:

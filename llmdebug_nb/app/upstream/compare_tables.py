@@ -44,6 +44,7 @@ STATISTICS = tuple(
 # figures that only the verdict needs
 _JUDGED = (
     "stat_error", "whole_stat_error", "grain_share", "worst_channel", "channels_off", "clipped",
+    "product_error", "product_noise",
 )  # fmt: skip
 Row: TypeAlias = "dict[str, Cell]"
 

@@ -18,8 +18,8 @@ def with_modules(
 
     ``inputs``, ``outputs``: of the graph. ``constants``: values that no node computes.
     """
-    used = {path for node in nodes for path in (node.module, *ancestors(node.module))}
-    paths = used | set(exported.module_of.values()) | {""}
+    used = {*(node.module for node in nodes), *exported.module_of.values()}
+    paths = {"", *used, *(above for path in used for above in ancestors(path))}
     modules = {}
     for path in sorted(paths, key=exported.call_order()):
         module = modules[path] = GraphModule(path, exported.types.get(path, ""))
@@ -44,14 +44,24 @@ class _ModuleReader:
                 self._read_settings(graph.modules[path], node)
         makers: dict[str, str | None] = dict.fromkeys(graph.inputs)
         makers |= {value: path for value, path in exported.module_of.items() if value}
-        outputs = set(graph.outputs)
+        outputs, folded = set(graph.outputs), self._made_of_constants()
         for value, maker in makers.items():
-            self._read_value(value, maker, users[value], value in outputs)
+            if value not in folded:
+                self._read_value(value, maker, users[value], value in outputs)
         self._read_constants(users)
         for module in graph.modules.values():
             if not module.results:
                 rest = module.more
                 module.results, module.more = (rest[-1:], rest[:-1]) if module.path else ([], rest)
+
+    def _made_of_constants(self) -> set[str]:
+        """Return the values that nodes make of constants alone, as of a quantised weight."""
+        constants, made = set(self._exported.shapes), set[str]()
+        for node in self._exported.nodes:
+            if node.read and constants.issuperset(node.read):
+                made |= set(node.outputs)
+                constants |= set(node.outputs)
+        return made
 
     def _read_value(self, value: str, maker: str | None, users: set[str], is_output: bool) -> None:
         """Add a value to the modules that it enters or leaves. ``maker``: None for an input."""

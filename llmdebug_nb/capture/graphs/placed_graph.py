@@ -106,10 +106,20 @@ class PlacedGraph:
         return None
 
     def _completed(self, stated: list[str | None]) -> list[str | None]:
-        """Place the nodes without a module, such as those that a quantiser added.
+        """Place the nodes without a module, such as those that a quantiser or converter added.
 
-        Such a node gets the innermost module that computes its inputs or uses its outputs.
+        Between two nodes of one module, such a node is in it, too. Else it gets the innermost
+        module that holds others, of those that compute its inputs or use its outputs.
         """
+
+        def same(module: str) -> str:
+            return module
+
+        ends = self._by_inputs(stated, same), self._by_users(stated, same)
+        stated = [
+            source if module is None and source == user else module
+            for module, source, user in zip(stated, *ends, strict=True)
+        ]
         known = {module for module in stated if module is not None}
         holders = {above for module in known for above in ancestors(module)} | {""}
 

@@ -17,6 +17,7 @@ def hidden(x: torch.Tensor) -> torch.Tensor | None:
     Masked are entries that are not finite, and the fill: what is below half of the least entry, as
     scores may be added to it.
     """
+    x = x.float() if x.is_floating_point() and x.element_size() == 1 else x  # torch lacks minima
     least, most = (float(each) for each in x.aminmax()) if x.numel() else (0.0, 0.0)
     if least > constants.MASK_FILL and most < math.inf:  # false for NaN
         return None
