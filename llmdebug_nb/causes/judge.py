@@ -271,7 +271,9 @@ class Judge:
     def _given_from_outside(self, case: _Case) -> Blamed | None:
         """No call of the region computes: the tensor comes from its caller, or from code around."""
         given = case.row.site.role == "input" or case.region.before is not None
-        return self._between(case) if given and not case.golden and not case.mine else None
+        if (given and not case.golden and not case.mine) or self._is_from_caller(case.region):
+            return self._between(case)
+        return None
 
     def _unrecorded_code(self, case: _Case) -> Blamed | None:
         """One program calls operators where the other one's code was not recorded."""
@@ -392,6 +394,14 @@ class Judge:
         call = self.calls.of(row)
         evidence = f"{words}; {evidence_text.of_difference(region.row)}"
         return None if call is None else Blamed(call, causes.WEIGHT, evidence, row)
+
+    def _is_from_caller(self, region: Region) -> bool:
+        """Tell whether mine is called with the tensor, which golden may make itself."""
+        record = region.row.pair.mine
+        if record is None or record.site.role != "input" or region.mine:
+            return False
+        base = self._flows[1].base(record)
+        return base.site.role == "input" and self._flows[1].call(base).around is None
 
     def _acts(self, region: Region) -> tuple[list[ComparedCall], list[ComparedCall]]:
         """Return the calls of a region that compute: operators, and modules with nothing inside."""
@@ -530,7 +540,7 @@ class Judge:
         """
         row = call.bad_output or next(call.rows())
         cause, evidence = self.weights.blamed(call, given or row)
-        if cause == causes.WEIGHT and evidence and self._does_no_harm(call, self.weights.differing):
+        if cause == causes.WEIGHT and self._does_no_harm(call, self.weights.differing, True):
             evidence = ""
         setting = None if evidence and cause == causes.WEIGHT else self._by_arguments(call, row)
         if setting is not None or not evidence:
@@ -584,14 +594,23 @@ class Judge:
         return scalars.of_module(call, self.runs)
 
     def _does_no_harm(
-        self, call: ComparedCall, differing: Callable[[ComparedCall], Sequence[object]]
+        self,
+        call: ComparedCall,
+        differing: Callable[[ComparedCall], Sequence[object]],
+        other_layers: bool = False,
     ) -> bool:
-        """Tell whether the same call agrees in another layer or step, though it differs alike."""
+        """Tell whether the same call agrees in another layer or step, though it differs alike.
+
+        ``other_layers``: in these alone. Another step may not use what is wrong, as one row of an
+        embedding.
+        """
         own = differing(call)
         names = [each[:3] if isinstance(each, scalars.Differing) else each for each in own]
         place = any_layer(call.path), call.key.call
         for other in self.calls.all:
             if other is call or (any_layer(other.path), other.key.call) != place:
+                continue
+            if other_layers and other.path == call.path:
                 continue
             if other.outputs and all(d.verdict in AGREES and not d.follows for d in other.outputs):
                 theirs = differing(other)
