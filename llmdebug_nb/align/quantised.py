@@ -72,6 +72,7 @@ class Reading:
     which order. ``middle``: what stands for 0; None if a zero is given. ``plus``: what is added to
     that. ``by_column``: one scale each is a column's. ``groups``: of each column of the stored
     matrix, its group, int64; None if neighbours are in one. ``turned``: it is stored transposed.
+    ``flat``: groups have an axis of their own there.
     """
 
     scale: torch.Tensor
@@ -84,6 +85,7 @@ class Reading:
     by_column: bool = False
     groups: torch.Tensor | None = None
     turned: bool = False
+    flat: bool = False
 
     @property
     def says(self) -> str:
@@ -95,7 +97,7 @@ class Reading:
 
     def floats(self, stored: torch.Tensor) -> torch.Tensor:
         """Return the float weight, float64."""
-        w = _unpacked(stored, self.axis, self.order)
+        w = self._unpacked(stored)
         if self.zero is not None:
             w = w - self._spread(self._zeros(), w.shape)
         elif self.count > 1 and not self.middle:  # they have signs
@@ -107,10 +109,15 @@ class Reading:
 
     def grain(self, stored: torch.Tensor) -> torch.Tensor:
         """Return the grain of each element of the float weight, float64."""
-        w = _unpacked(stored, self.axis, self.order)
-        steps = _spacing(stored) if stored.is_floating_point() else torch.ones(())
+        w = self._unpacked(stored)
+        steps = torch.ones(())
+        if stored.is_floating_point():
+            steps = _spacing(stored.flatten(1) if self.flat else stored)
         grain = self._spread(self.scale, w.shape).abs() * steps.double()
         return self._laid(grain.expand(w.shape))
+
+    def _unpacked(self, stored: torch.Tensor) -> torch.Tensor:
+        return _unpacked(stored.flatten(1) if self.flat else stored, self.axis, self.order)
 
     def _laid(self, w: torch.Tensor) -> torch.Tensor:
         return w.t() if self.turned else w
@@ -156,13 +163,38 @@ def fits(
     """
     if stored.dim() == floats.dim() == 1 and not stored.is_floating_point():
         beside = [*beside, *_with_input_scales(stored, floats, beside)]
-    zeros = [x for name, x in beside if not is_scale(name) and _is_beside(name)]
-    for scale in [x for name, x in beside if is_scale(name) and x.is_floating_point()]:
+    flat = stored.dim() == floats.dim() + 1 and stored.flatten(1).shape == floats.shape
+    if flat:
+        beside = [(n, x.flatten(1) if x.dim() == stored.dim() else x) for n, x in beside]
+        stored = stored.flatten(1)
+    for scale, zeros in _beside(beside):
         own = [zero for zero in zeros if _goes_with(zero, scale)]
         for reading in _readings(stored, tuple(floats.shape), scale, own, beside):
-            move = (functools.partial(_floats, reading),)
-            grain = functools.partial(_grain, reading, side)
+            move = (functools.partial(_floats, replace(reading, flat=flat)),)
+            grain = functools.partial(_grain, replace(reading, flat=flat), side)
             yield Fit(reading.says, () if side else move, move if side else (), grain=grain)
+
+
+def _beside(
+    beside: Sequence[tuple[str, torch.Tensor]],
+) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
+    """Yield the scales that a weight may have, each with the zeros that may go with it.
+
+    Names tell; without any that does, each tensor of floats may be a scale, and each other one of
+    its size a zero, or none.
+    """
+    named = [x for name, x in beside if is_scale(name) and x.is_floating_point()]
+    zeros = [x for name, x in beside if not is_scale(name) and _is_beside(name)]
+    yield from ((scale, zeros) for scale in named)
+    if named:
+        return
+    for name, scale in beside:
+        if not scale.is_floating_point() or _is_beside(name):
+            continue
+        yield scale, zeros
+        others = [x for _, x in beside if x is not scale and x.shape == scale.shape]
+        if others and not zeros:
+            yield scale, others
 
 
 def _with_input_scales(

@@ -313,7 +313,8 @@ class LayoutFinder:
         together; then the likeliest fit is taken even if nothing confirms it.
         """
         if key in self._known:
-            return self._known[key]
+            known = self._known[key]
+            return self._other_rows(golden, mine, known) or known
         found = [done for fit in begun if (done := self._completed(golden, mine, fit, sure))]
         if not found:
             return None
@@ -324,6 +325,25 @@ class LayoutFinder:
             self._known[key] = best
             self._learned |= {golden.summary.shape} & {mine.summary.shape}
         return best if best.golden + best.mine else None
+
+    def _other_rows(self, golden: Record, mine: Record, known: Fit) -> Fit | None:
+        """Return the fit of two tensors of which one has other rows than those of its kind.
+
+        Each expert is given tokens of its own. The values must be certain of it.
+        """
+        shapes = golden.summary.shape, mine.summary.shape
+        if golden.site.role not in ("input", "output") or known.whole or known.shared:
+            return None
+        if shapes[0][-1:] != shapes[1][-1:]:
+            return None
+        values = self._values(golden, mine, known)
+        apart = None if values is None or values.error <= constants.CERTAIN_LAYOUT else known
+        whole = None if apart is None else self._values(golden, mine)
+        found = None if whole is None else search(*whole.tensors, rows=True, sure=False)
+        if whole is None or found is None or not found[1]:
+            return None
+        after = whole.after(found[0])
+        return found[0] if after.confirmed and after.error <= constants.CERTAIN_LAYOUT else None
 
     def _completed(
         self, golden: Record, mine: Record, begun: Fit, sure: bool

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from llmdebug_nb.comparison.differences import Difference
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.paths import module_of
+from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.placement import unshared
 from llmdebug_nb.core.records import Site
 from llmdebug_nb.replay.runs import Runs
@@ -104,15 +104,19 @@ def _name(site: Site) -> Name:
 def is_given(row: Difference, differences: Iterable[Difference]) -> bool:
     """Tell whether a gradient is the first of a backward pass: code outside of the model makes it.
 
-    What holds the same is the same gradient.
+    What holds the same is the same gradient. Before it, there may be operators of a loss that both
+    programs write in their own ways.
     """
     s = row.site
     if s.phase != "backward" or s.role != "input":
         return False
-    before = (
+    before = [
         d for d in differences
-        if d.index < row.index
-        and d.site.phase == "backward"
-        and _step(d.site) == _step(s)
-    )  # fmt: skip
-    return all(d.content == row.content for d in before)
+        if d.index < row.index and d.site.phase == "backward" and _step(d.site) == _step(s)
+    ]  # fmt: skip
+    alone = [d for d in before if d.verdict == "unmatched"]
+    of_loss = [d for d in alone if is_operator(d.site.path)]
+    sides = {d.pair.golden is None for d in of_loss if not module_of(d.site.path)}
+    if of_loss and (len(sides) < 2 or any(module_of(d.site.path) for d in of_loss)):
+        return False
+    return all(d.content == row.content for d in before if d.verdict != "unmatched")

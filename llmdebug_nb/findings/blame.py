@@ -302,6 +302,7 @@ class _Search:
         )
         first = frozenset((self.start.index,))
         findings = [(finding, first) for finding in self._wrong_start()]
+        ranked = [each for each in ranked if not findings or rows[each[0]] != first]
         findings += [(self._told(b), frozenset(rows[place])) for place, b in ranked]
         return findings or [(self._unseen(), first)]
 
@@ -373,7 +374,7 @@ class _Search:
     def _wrong_start(self) -> list[Finding]:
         """Return a finding if the two runs began with different inputs."""
         start, s = self.start, self.start.site
-        if s.role != "input" or not is_root(start, self.differences):
+        if s.role != "input" or s.phase != "forward" or not is_root(start, self.differences):
             return []
         kind, name = kind_of(start), input_name(start)
         ids = evidence_text.of_token_ids(start, self.runs)

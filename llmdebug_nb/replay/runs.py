@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from llmdebug_nb.core.determinism import GENERATOR
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
-from llmdebug_nb.core.paths import module_of
+from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.records import CallKey, Kernel, Node, Record, Site
 from llmdebug_nb.replay import execution
 from llmdebug_nb.replay.checks import GAP, STATISTICS
@@ -164,13 +164,24 @@ class Runs:
 
         Two packages may use one name: their classes stand in files of other names. A class that
         was patched in place, or in a copy of its file, is still the same; so is a module that was
-        given a function as its forward. A grafted tensor counts
-        as such a one: it is wrong by itself, whatever follows.
+        given a function as its forward. Operators outside of modules run in the program's own
+        functions. A grafted tensor counts as such a one: it is wrong by itself, whatever follows.
         """
         if mine.id in self.grafted:
             return True
         path = module_of(golden.site.path)
-        return golden.op == mine.op and path == module_of(mine.site.path) and self.same_class(path)
+        if golden.op != mine.op or path != module_of(mine.site.path) or not self.same_class(path):
+            return False
+        return bool(path) or self._in_one_function(golden, mine)
+
+    def _in_one_function(self, golden: Record, mine: Record) -> bool:
+        """Tell whether functions of one name call two operators, as far as that was recorded."""
+        if not is_operator(golden.site.path):
+            return True
+        sides = zip((self.golden, self.mine), (golden, mine), strict=True)
+        frames = [side.run.index.frames(record.site.key, whole=True) for side, record in sides]
+        names = {frame[0].function for frame in frames if frame}
+        return len(names) < 2
 
     def same_class(self, path: str) -> bool:
         """Tell whether both programs have a module of one class at a path."""
