@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import llmdebug_nb as ld
 from llmdebug_nb.align import quantised as readings
@@ -153,3 +156,41 @@ def test_one_reading_gives_the_floats_of_the_kernel(kind):
     assert same
     figures, _ = quantisation_steps.compare(weight, made, same[0].grain(weight, stored[name]))
     assert figures["worst_channel"] <= 0.5
+
+
+class Grouped(nn.Module):
+    """A linear layer whose weight is stored in groups, with an axis for them or without."""
+
+    def __init__(self, linear, names, flat):
+        super().__init__()
+        w = linear.weight.detach().unflatten(1, (-1, 16))
+        low, high = w.amin(-1, keepdim=True), w.amax(-1, keepdim=True)
+        scale = (high - low) / 255
+        zero = (-low / scale).round()
+        q = (w / scale + zero).round().clamp(0, 255).to(torch.uint8)
+        self.names, self.shape, self.bias = names, q.shape, linear.bias
+        for name, x in zip(names, (q, scale, zero), strict=True):
+            self.register_buffer(name, x.flatten(1) if flat else x)
+
+    def forward(self, x):
+        q, scale, zero = (getattr(self, name) for name in self.names)
+        q = q.view(self.shape).float()
+        scale, zero = (each.view(*self.shape[:2], 1) for each in (scale, zero))
+        return nn.functional.linear(x, ((q - zero) * scale).flatten(1), self.bias)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("names", [("q", "sc", "z"), ("weight", "scale", "zero_point")], ids=str)
+def test_groups_are_read_under_any_names_with_an_axis_of_their_own_or_without(names, flat):
+    torch.manual_seed(0)
+    golden = nn.Sequential(nn.Linear(32, 48), nn.GELU(), nn.Linear(48, 32), nn.LayerNorm(32)).eval()
+    mine = nn.Sequential(*(Grouped(m, names, flat) if isinstance(m, nn.Linear) else m
+                           for m in copy.deepcopy(golden)))  # fmt: skip
+    wrong = copy.deepcopy(mine)
+    getattr(wrong[2], names[1])[5] *= 1.5
+    x = torch.randn(2, 5, 32)
+    for name, model in (("golden", golden), ("mine", mine), ("wrong", wrong)):
+        with ld.dump(model, name=name, weights=True), torch.no_grad():
+            model(x)
+    assert ld.compare("golden", "mine").verdict == "within_noise"
+    assert ld.compare("golden", "wrong").findings[0].path == "2"

@@ -152,3 +152,71 @@ def test_the_line_that_changes_the_loss_is_named(train):
     (finding,) = compared(train, "module+api", factor=4096.0).findings
     assert finding.op == "Tensor.mul"
     assert "loss * factor" in (finding.mine.code or "")
+
+
+class WithLoss(Net):
+    """A model that computes the loss itself, over all places, of which some do not count."""
+
+    def forward(self, ids, labels=None):
+        logits = super().forward(ids)
+        if labels is None:
+            return {"logits": logits}
+        following = functional.pad(labels, (0, 1), value=-100)[:, 1:]
+        loss = functional.cross_entropy(logits.flatten(0, 1), following.flatten())
+        return {"loss": loss, "logits": logits}
+
+
+IDS = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 10, 0, 0]])
+
+
+def inside(model):
+    model(IDS, IDS.masked_fill(IDS == 0, -100))["loss"].backward()
+
+
+def outside(model, **given):
+    logits = model(IDS)["logits"][:, :-1].flatten(0, 1)
+    functional.cross_entropy(logits, IDS[:, 1:].flatten(), **given).backward()
+
+
+def by_hand(model):
+    logits, following = model(IDS)["logits"][:, :-1], IDS[:, 1:]
+    of_each = -logits.log_softmax(-1).gather(-1, following[..., None])[..., 0]
+    (of_each * (following != 0)).sum().div((following != 0).sum()).backward()
+
+
+@pytest.fixture
+def losses(tmp_path):
+    def run(work, name, mode, **given):
+        torch.manual_seed(0)
+        model = WithLoss()
+        with ld.dump(model, name=name, path=tmp_path, mode=mode) as recorded:
+            work(model, **given)
+        return recorded
+
+    return run
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("right", [lambda m: outside(m, ignore_index=0), by_hand])
+def test_a_right_loss_outside_of_the_model_agrees_with_one_inside(losses, mode, right):
+    report = ld.compare(losses(inside, "golden", mode), losses(right, "mine", mode))
+    assert report.verdict in ("match", "within_noise")
+    assert not report.findings
+
+
+def test_a_loss_that_counts_padding_enters_with_the_gradient(losses):
+    golden, mine = losses(inside, "golden", "module"), losses(outside, "mine", "module")
+    (finding,) = ld.compare(golden, mine).findings
+    assert finding.cause == "wrong input: gradient"
+
+
+def test_a_loss_written_otherwise_with_functions_enters_with_the_gradient(losses):
+    def twice(model):
+        logits, following = model(IDS)["logits"][:, :-1], IDS[:, 1:]
+        of_each = -logits.log_softmax(-1).gather(-1, following[..., None])
+        (of_each.mean() * 2).backward()
+
+    golden, mine = losses(outside, "golden", "module+api"), losses(twice, "mine", "module+api")
+    finding = ld.compare(golden, mine).findings[0]
+    assert finding.cause == "wrong input: gradient"
+    assert finding.relation == "mine is golden's value times 2"

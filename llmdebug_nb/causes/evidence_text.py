@@ -33,6 +33,22 @@ def of_inputs(call: ComparedCall) -> str:
     return f"its inputs agree (error {worst:.2g})"
 
 
+def of_other_tensors(golden: Sequence[ComparedCall], mine: Sequence[ComparedCall]) -> str:
+    """Return a clause on two chains that end with one operator: where, and what mine's alone takes.
+
+    That may be a weight which is made of several of golden's.
+    """
+    theirs, ours = (
+        ", ".join(dict.fromkeys(call.module or "the model" for call in side))
+        for side in (golden, mine)
+    )
+    alone = [d.site.slot for d in mine[-1].inputs if d.pair.golden is None]
+    words = f"golden computes it in {theirs}, mine in {ours}"
+    if not alone:
+        return words
+    return f"{words}; nothing of golden answers to what mine takes as input {' and '.join(alone)}"
+
+
 def takes_more(row: Difference) -> bool:
     """Tell whether mine's call takes more than what golden's takes: tokens, or repetitions."""
     golden, mine, fit = row.pair.golden, row.pair.mine, row.pair.fit

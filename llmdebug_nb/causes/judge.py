@@ -482,7 +482,8 @@ class Judge:
         self, golden: list[ComparedCall], mine: list[ComparedCall], row: Difference
     ) -> Blamed:
         """Blame a chain of calls that mine writes otherwise, and not equal in effect."""
-        golden, mine = (near(side, at, row) for at, side in enumerate((golden, mine)))
+        chains = golden, mine
+        golden, mine = (near(side, at, row) for at, side in enumerate(chains))
         call = as_one(golden[0], mine[0])
         setting = self.by_setting(call) if len(golden) == len(mine) == 1 else None
         if setting is not None:
@@ -490,6 +491,8 @@ class Judge:
             return replace(setting, evidence=evidence)
         theirs, ours = map(evidence_text.of_operators, (golden, mine), (0, 1))
         words = f"golden calls {theirs} where mine calls {ours}"
+        if theirs == ours:
+            words = evidence_text.of_other_tensors(*chains)
         blamed = self._placed(
             Blamed(call, causes.OTHER_OPS, words, row), self.calls.holder(mine[0])
         )
