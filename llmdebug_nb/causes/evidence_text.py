@@ -170,7 +170,10 @@ def of_difference(row: Difference) -> str:
         ("forward", "input"): "input",
         ("forward", "weight"): "parameter",
     }
-    text = f"{what.get((s.phase, s.role), 'output')} {s.slot} differs"
+    text = f"{what.get((s.phase, s.role), 'output')} {s.slot} "
+    if row.error == 0.0:
+        return f"{text}is equal"
+    text += "differs"
     if row.error is None or not row.metrics:
         return f"{text}: {row.reason}"
     return f"{text} by {row.error:.2g} (relative L2), {_times(row)}"
@@ -183,4 +186,6 @@ def _times(row: Difference) -> str:
         return f"within its limit of {row.limit:.2g} only because earlier tensors differ"
     if row.error < row.limit:
         return f"within its limit of {row.limit:.2g}"
-    return f"{float(f'{row.error / row.limit:.2g}'):,.0f} times the limit"
+    times = row.error / row.limit
+    figure = f"{float(f'{times:.2g}'):,.0f}" if times < constants.COUNTED_OUT else f"{times:.0e}"
+    return f"{figure} times the limit"

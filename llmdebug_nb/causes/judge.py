@@ -641,6 +641,10 @@ class Judge:
         late = self._tested >= constants.SUSPECTS_REPLAYED
         test = verify.by_chance if late else verify.test
         tested = test(suspect, self.runs) if row.verdict == "diverged" else None
+        holder = self._gives_another(suspect)
+        if holder is not None and (tested is None or tested.kind == verify.UNKNOWN):
+            words = f"{suspect.path} is given another tensor (not tested); {evidence}"
+            return Blamed(holder, causes.INTRODUCED, words, row, rule="given_another")
         if tested is None:
             return Blamed(suspect, cause, evidence, row, rule="by_records")
         self._tested += 1
@@ -650,6 +654,9 @@ class Judge:
             source = None if self.made else self._before(suspect)
             if source is not None:
                 return replace(source, rule="made_before")
+            if holder is not None:
+                words = f"{suspect.path} is given another tensor; {tested.words}"
+                return Blamed(holder, causes.INTRODUCED, words, row, rule="given_another")
             evidence = f"{tested.words}; {evidence}"
             return Blamed(suspect, causes.INHERITED, evidence, row, rule="passes_on")
         if tested.kind == verify.MAKES and (suspect.is_operator or not changed):
@@ -657,6 +664,12 @@ class Judge:
         if tested.kind == verify.MAKES or tested.score:
             evidence = f"{evidence}; {tested.words}"
         return Blamed(suspect, cause, evidence, row, rule="replayed")
+
+    def _gives_another(self, suspect: ComparedCall) -> ComparedCall | None:
+        """Return the module that gives a module inside of it a tensor that golden's lacks."""
+        alone = [None in (d.pair.golden, d.pair.mine) for d in suspect.inputs]
+        is_given = not suspect.is_operator and bool(alone) and all(alone)
+        return self.calls.holder(suspect) if is_given else None
 
     def _by_records(self, call: ComparedCall, changed: str) -> tuple[str, str]:
         """Return the cause, and a clause on the inputs, from the records alone."""

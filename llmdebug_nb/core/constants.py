@@ -427,6 +427,8 @@ FUNCTIONS_BYTES = 4 << 20
 INDICES_SHOWN = 8
 # Channels, weights and reasons that a message names.
 NAMES_SHOWN = 3
+# A figure that is larger is written with a power of ten: nobody reads more groups of digits.
+COUNTED_OUT = 1e12
 # Differing scalars that a message names.
 SCALARS_SHOWN = 4
 # Characters of an argument; the recorder cuts its text there, so a longer one is not known whole.
