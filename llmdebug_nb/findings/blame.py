@@ -231,7 +231,10 @@ def _with_missing_gradients(differences: Sequence[Difference], runs: Runs, found
     op, words = row.op, first.words
     finding = Finding(s.path, op, s.step, causes.UNTRAINED, words, row, rule="without_gradient")
     others = [(one, rows) for one, rows in found if one.cause != causes.UPDATED]
-    return [(finding, frozenset(each.index for each in first.rows)), *others]
+    own = finding, frozenset(each.index for each in first.rows)
+    told = [one.difference for one, _ in others if one.difference is not None]
+    forward = any(d.differs and d.site.phase == "forward" and d.site.step == s.step for d in told)
+    return [*others, own] if forward else [own, *others]
 
 
 class _Search:
