@@ -92,6 +92,7 @@ def test_what_was_set_before_is_set_again(monkeypatch):
 
 def test_on_cuda_its_libraries_are_switched_too(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    was = torch.backends.cudnn.benchmark  # a package that another test imports may switch it on
     torch.backends.cudnn.benchmark = True
     try:
         with ld.seed_all(3) as changes:
@@ -106,7 +107,7 @@ def test_on_cuda_its_libraries_are_switched_too(monkeypatch):
         with ld.seed_all(3):
             assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
     finally:
-        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.benchmark = was
         monkeypatch.undo()
 
 
